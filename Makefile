@@ -1,0 +1,36 @@
+# `make demo` trains on digits; `make test` runs the tests; `make check` adds format, lint and types.
+PYTHON ?= python3
+BIN := .venv/bin
+SOURCES := src tests
+
+.PHONY: demo test check format lint types bench clean
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: .venv/ready
+	$(BIN)/freewheel train
+
+test: .venv/ready
+	$(BIN)/pytest
+
+check: lint types test
+
+format: .venv/ready
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+lint: .venv/ready
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+
+types: .venv/ready
+	$(BIN)/pyright
+
+bench: .venv/ready
+	$(BIN)/freewheel bench speed
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Freewheel: train a network cut into K stages without making the stages wait for each other."""
