@@ -1,1 +1,64 @@
 """Freewheel: train a network cut into K stages without making the stages wait for each other."""
+
+from freewheel import data, models
+from freewheel.methods import (
+    BP,
+    DDG,
+    DSP,
+    FDG,
+    FR,
+    METHODS,
+    GPipe,
+    Method,
+    OneFOneB,
+    PipeDream,
+    PipeMare,
+    Pipeline,
+    method,
+    plan,
+)
+from freewheel.plan import Plan, PlanError
+from freewheel.runtime import RUNTIMES, StageError
+from freewheel.split import Stages, split
+from freewheel.stage import Accumulate, Correction, DelayCompensation, Discrepancy, Shrink, StalenessStep
+from freewheel.trainer import Chain, Epoch, EpochEnd, History, Score, Trainer, accuracy
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BP",
+    "DDG",
+    "DSP",
+    "FDG",
+    "FR",
+    "METHODS",
+    "RUNTIMES",
+    "Accumulate",
+    "Chain",
+    "Correction",
+    "DelayCompensation",
+    "Discrepancy",
+    "Epoch",
+    "EpochEnd",
+    "GPipe",
+    "History",
+    "Method",
+    "OneFOneB",
+    "PipeDream",
+    "PipeMare",
+    "Pipeline",
+    "Plan",
+    "PlanError",
+    "Score",
+    "Shrink",
+    "StageError",
+    "Stages",
+    "StalenessStep",
+    "Trainer",
+    "accuracy",
+    "data",
+    "method",
+    "models",
+    "plan",
+    "split",
+]

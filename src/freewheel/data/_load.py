@@ -1,0 +1,149 @@
+"""Data sets by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from freewheel._errors import unknown
+from freewheel.data._check import flag, integer
+from freewheel.data._loader import TensorLoader
+from freewheel.data._sources import DATA_SETS, Source, synthetic
+from freewheel.data._transform import Compose, Transform
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """A data set ready to train on.
+
+    Attributes:
+        name: what it was loaded as.
+        train: shuffled batches of (images, labels), augmented if asked for.
+        test: batches in a fixed order, never augmented.
+        classes: number of classes; labels run from 0 to `classes` - 1.
+        in_shape: channels, height and width of an image.
+    """
+
+    name: str
+    train: TensorLoader
+    test: TensorLoader
+    classes: int
+    in_shape: tuple[int, int, int]
+
+
+def names() -> tuple[str, ...]:
+    """The names that `load` knows.
+
+    Example:
+        >>> names()
+        ('digits', 'mnist', 'fashion-mnist', 'cifar10', 'synthetic')
+    """
+    return (*DATA_SETS, "synthetic")
+
+
+def load(
+    name: str,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    batch_size: int = 64,
+    seed: int = 0,
+    augment: bool | None = None,
+    train_limit: int | None = None,
+    test_limit: int | None = None,
+    shape: Sequence[int] | None = None,
+    classes: int | None = None,
+) -> Data:
+    """Load a data set by name. Nothing is downloaded.
+
+    Args:
+        name: one of `names()`, in any case. `digits` comes with scikit-learn; `mnist`, `fashion-mnist` and
+            `cifar10` are read from `root`/MNIST/raw, `root`/FashionMNIST/raw (idx files, plain or .gz) and
+            `root`/cifar-10-batches-bin (the binary version); `synthetic` is made up.
+        root: the folder of the files.
+        batch_size: images in a batch, of both loaders.
+        seed: decides the order and the augmentation, and the images of `synthetic`.
+        augment: random crops, and flips where a mirrored image is of the same class. If not given, true for
+            `cifar10` only.
+        train_limit: use no more than the first so many training images; for `synthetic`, make so many (1024).
+        test_limit: the same for the test images (256).
+        shape: channels, height and width of a `synthetic` image; (3, 32, 32) if not given.
+        classes: number of classes of `synthetic`; 10 if not given.
+
+    Example:
+        >>> data = load("synthetic", shape=(1, 8, 8), batch_size=32)
+        >>> images, labels = next(iter(data.train))
+        >>> images.shape, labels.shape, data.classes
+        (torch.Size([32, 1, 8, 8]), torch.Size([32]), 10)
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a data set is named by a str such as 'digits', got {name!r}")
+    key = name.lower()
+    if key not in names():
+        raise unknown("data set", name, names())
+    if root is not None and not isinstance(root, str | os.PathLike):
+        raise TypeError(f"root must be the path of a folder, got {root!r}")
+    integer("batch_size", batch_size, least=1)
+    integer("seed", seed)
+    for argument, limit in (("train_limit", train_limit), ("test_limit", test_limit)):
+        if limit is not None:
+            integer(argument, limit, least=1)
+    if augment is not None:
+        flag("augment", augment)
+
+    augmentation: tuple[Transform, ...] = ()
+    if key == "synthetic":
+        if augment:
+            raise ValueError("augment=True: 'synthetic' has no augmentation, pass augment=False")
+        source = synthetic(
+            (3, 32, 32) if shape is None else shape,
+            10 if classes is None else classes,
+            train=1024 if train_limit is None else train_limit,
+            test=256 if test_limit is None else test_limit,
+            seed=seed,
+        )
+    else:
+        for argument, value in (("shape", shape), ("classes", classes)):
+            if value is not None:
+                raise ValueError(f"{argument} is for 'synthetic' alone: {key!r} has its own, leave it out")
+        data_set = DATA_SETS[key]
+        if data_set.augment if augment is None else augment:
+            augmentation = data_set.augmentation
+        source = data_set.read(None if root is None else Path(root))
+    return _batched(key, source, augmentation, batch_size, seed, train_limit, test_limit)
+
+
+def _batched(
+    name: str,
+    source: Source,
+    augmentation: tuple[Transform, ...],
+    batch_size: int,
+    seed: int,
+    train_limit: int | None,
+    test_limit: int | None,
+) -> Data:
+    last = () if source.normalize is None else (source.normalize,)
+    train_images, train_labels = (half[:train_limit] for half in source.train)
+    test_images, test_labels = (half[:test_limit] for half in source.test)
+    channels, height, width = train_images.shape[1:]
+    return Data(
+        name=name,
+        train=TensorLoader(
+            train_images,
+            train_labels,
+            batch_size=batch_size,
+            shuffle=True,
+            seed=seed,
+            transform=Compose((*augmentation, *last)) if augmentation or last else None,
+        ),
+        test=TensorLoader(
+            test_images,
+            test_labels,
+            batch_size=batch_size,
+            seed=seed,
+            transform=Compose(last) if last else None,
+        ),
+        classes=source.classes,
+        in_shape=(channels, height, width),
+    )

@@ -1,0 +1,104 @@
+"""Batches from tensors that are in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from freewheel.data._check import flag, integer
+from freewheel.data._random import seeded
+from freewheel.data._transform import Transform
+
+
+class TensorLoader:
+    """A sized loader over tensors, which can be iterated again and again.
+
+    Epoch `e` of seed `s` is always the same: the same order and the same augmentation, whatever was
+    iterated before. `epoch(e)` gives that epoch; a plain `for` goes on to the next one, starting at 0.
+
+    Args:
+        images: a tensor of images, the first dimension counts them.
+        labels: a tensor with a label for each.
+        batch_size: images in a batch.
+        shuffle: whether each epoch has its own order, else the order is that of the tensors.
+        seed: decides the order and what the transform draws.
+        drop_last: whether to leave out a last batch that is smaller than the others.
+        transform: applied to the images of each batch, with a generator to draw from.
+
+    Example:
+        >>> images, labels = torch.arange(5.0).view(5, 1), torch.arange(5)
+        >>> loader = TensorLoader(images, labels, batch_size=2, shuffle=True)
+        >>> len(loader)
+        3
+        >>> first, second = ([y.tolist() for _, y in loader] for _ in range(2))
+        >>> first == [y.tolist() for _, y in loader.epoch(0)]
+        True
+        >>> first == second
+        False
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        batch_size: int = 64,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        transform: Transform | None = None,
+    ) -> None:
+        for argument, value in (("images", images), ("labels", labels)):
+            if not isinstance(value, Tensor) or value.dim() == 0:
+                raise TypeError(f"{argument} must be a tensor with a row for each image, got {value!r:.80}")
+        if len(images) != len(labels):
+            raise ValueError(f"images and labels must be as many, got {len(images)} and {len(labels)}")
+        if len(images) == 0:
+            raise ValueError("images must not be empty, got none")
+        self.images = images
+        self.labels = labels
+        self.batch_size = integer("batch_size", batch_size, least=1)
+        self.shuffle = flag("shuffle", shuffle)
+        self.seed = integer("seed", seed)
+        self.drop_last = flag("drop_last", drop_last)
+        self.transform = transform
+        self._next_epoch = 0
+        if len(self) == 0:
+            raise ValueError(
+                f"batch_size={batch_size} with drop_last=True leaves no batch of {len(images)} images: "
+                "lower batch_size or pass drop_last=False"
+            )
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.images), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The next epoch."""
+        epoch = self._next_epoch
+        self._next_epoch += 1
+        return self._batches(epoch)
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of a given epoch, counted from 0; it does not move on what `iter` gives next.
+
+        Example:
+            >>> loader = TensorLoader(torch.zeros(3, 1), torch.tensor([4, 5, 6]), batch_size=2)
+            >>> [labels.tolist() for _, labels in loader.epoch(7)]
+            [[4, 5], [6]]
+        """
+        return self._batches(integer("epoch", epoch, least=0))
+
+    def _batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = seeded(self.seed, epoch)
+        count = len(self.images)
+        order = torch.randperm(count, generator=generator) if self.shuffle else torch.arange(count)
+        order = order.to(self.images.device)
+        for batch in range(len(self)):
+            rows = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+            images = self.images.index_select(0, rows)
+            if self.transform is not None:
+                images = self.transform(images, generator)
+            yield images, self.labels.index_select(0, rows.to(self.labels.device))

@@ -1,0 +1,130 @@
+"""Where each data set comes from: its images and labels as tensors, how to normalise and how to augment them.
+
+Images stay as bytes in memory (CIFAR-10 takes 184 MB so, and would take 737 MB as floats) and become floats
+batch by batch. That also puts augmentation before normalisation, so that a crop is padded with black.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from freewheel.data._check import integer
+from freewheel.data._files import read_cifar10, read_mnist
+from freewheel.data._random import seeded
+from freewheel.data._transform import Normalize, RandomCrop, RandomFlip, Transform
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The two halves of a data set, (images, labels) each, before batching."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    classes: int
+    normalize: Normalize | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """One row of the table: how to read a data set, and its augmentation."""
+
+    read: Callable[[Path | None], Source]
+    augmentation: tuple[Transform, ...]
+    augment: bool = False
+
+
+def _root(name: str, root: Path | None, holds: str) -> Path:
+    if root is None:
+        raise ValueError(f"data set {name!r} is read from files: pass root=, the folder that holds {holds}")
+    if not root.is_dir():
+        raise FileNotFoundError(f"root {root} is not a folder: pass the one that holds {holds}")
+    return root
+
+
+def _digits(root: Path | None) -> Source:
+    """The 1797 8x8 digits that come with scikit-learn, 1437 to train and 360 to test whatever the seed."""
+    try:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+    except ImportError:
+        raise ModuleNotFoundError(
+            "data set 'digits' needs scikit-learn: pip install 'freewheel[cli]'", name="sklearn"
+        ) from None
+    pixels, labels = load_digits(return_X_y=True)
+    halves = train_test_split(pixels, labels, test_size=360, stratify=labels, random_state=0)
+    train_images, test_images = (torch.tensor(x, dtype=torch.uint8).view(-1, 1, 8, 8) for x in halves[:2])
+    train_labels, test_labels = (torch.tensor(y, dtype=torch.int64) for y in halves[2:])
+    std, mean = torch.std_mean(train_images.double())
+    return Source(
+        train=(train_images, train_labels),
+        test=(test_images, test_labels),
+        classes=10,
+        normalize=Normalize(mean=(mean.item(),), std=(std.item(),), scale=1.0),
+    )
+
+
+def _mnist(root: Path | None, *, name: str, folder: str, mean: float, std: float) -> Source:
+    raw = _root(name, root, f"{folder}/raw/train-images-idx3-ubyte and its three companions") / folder / "raw"
+    train, test = read_mnist(raw, "train"), read_mnist(raw, "t10k")
+    if train[0].shape[1:] != test[0].shape[1:]:
+        sides = " and ".join("x".join(map(str, images.shape[2:])) for images, _ in (train, test))
+        raise ValueError(f"{raw} has train and t10k images of different sizes: {sides}")
+    return Source(train=train, test=test, classes=10, normalize=Normalize(mean=(mean,), std=(std,)))
+
+
+def _cifar10(root: Path | None) -> Source:
+    folder = _root("cifar10", root, "cifar-10-batches-bin/data_batch_1.bin and its companions")
+    folder = folder / "cifar-10-batches-bin"
+    batches = [read_cifar10(folder / f"data_batch_{i}.bin") for i in range(1, 6)]
+    images, labels = (torch.cat(parts) for parts in zip(*batches))
+    return Source(
+        train=(images, labels),
+        test=read_cifar10(folder / "test_batch.bin"),
+        classes=10,
+        normalize=Normalize(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),
+    )
+
+
+def synthetic(shape: Sequence[int], classes: int, train: int, test: int, seed: int) -> Source:
+    """Images that are their class's random pattern plus as much noise; the seed decides all of them.
+
+    Example:
+        >>> synthetic((1, 4, 4), classes=3, train=7, test=2, seed=0).train[1]
+        tensor([0, 1, 2, 0, 1, 2, 0])
+    """
+    if isinstance(shape, str) or not isinstance(shape, Sequence):
+        raise TypeError(f"shape must be three ints (channels, height, width), got {shape!r}")
+    if len(shape) != 3:
+        raise ValueError(f"shape must be three ints (channels, height, width), got {tuple(shape)!r}")
+    sides = [integer(f"shape[{i}]", side, least=1) for i, side in enumerate(shape)]
+    generator = seeded("synthetic", seed)
+    patterns = torch.randn(integer("classes", classes, least=2), *sides, generator=generator)
+    halves: list[tuple[Tensor, Tensor]] = []
+    for count in (train, test):
+        labels = torch.arange(count) % classes
+        halves.append((patterns[labels] + torch.randn(count, *sides, generator=generator), labels))
+    return Source(train=halves[0], test=halves[1], classes=classes, normalize=None)
+
+
+DATA_SETS: dict[str, DataSet] = {
+    "digits": DataSet(read=_digits, augmentation=(RandomCrop(padding=1),)),
+    "mnist": DataSet(
+        read=partial(_mnist, name="mnist", folder="MNIST", mean=0.1307, std=0.3081),
+        augmentation=(RandomCrop(padding=2),),
+    ),
+    "fashion-mnist": DataSet(
+        read=partial(_mnist, name="fashion-mnist", folder="FashionMNIST", mean=0.2860, std=0.3530),
+        augmentation=(RandomCrop(padding=2), RandomFlip()),
+    ),
+    "cifar10": DataSet(
+        read=_cifar10,
+        augmentation=(RandomCrop(padding=4), RandomFlip()),
+        augment=True,
+    ),
+}

@@ -1,0 +1,85 @@
+"""Methods: one short file per family, each a preset of the same four choices."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from freewheel._errors import unknown
+from freewheel.methods._method import Method, Pipeline, whole_number
+from freewheel.methods.backprop import BP, GPipe, OneFOneB
+from freewheel.methods.ddg import DDG, FR
+from freewheel.methods.dsp import DSP
+from freewheel.methods.fdg import FDG
+from freewheel.methods.pipedream import PipeDream
+from freewheel.methods.pipemare import PipeMare
+from freewheel.plan import Plan
+
+METHODS: dict[str, type[Method]] = {
+    m.name: m for m in (BP, GPipe, OneFOneB, DDG, FR, PipeDream, FDG, DSP, PipeMare)
+}
+
+
+def method(name: str | Method, **options: Any) -> Method:
+    """A method by its name, with its options; a method itself passes through.
+
+    Example:
+        >>> method("dsp", p=(1, 1, 0), m=(4, 2, 0))
+        DSP(p=(1, 1, 0), m=(4, 2, 0), delay=None)
+    """
+    if isinstance(name, Method):
+        if options:
+            raise TypeError(
+                f"options {sorted(options)} go with a method's name, but {type(name).__name__} was given whole"
+            )
+        return name
+    if not isinstance(name, str):
+        raise TypeError(f"method={name!r}: give a name such as 'fdg', or a method such as fw.FDG()")
+    known = {**METHODS, Pipeline.name: Pipeline}
+    if name not in known:
+        raise unknown("method", name, known)
+    cls = known[name]
+    names = [f.name for f in fields(cls)]  # pyright: ignore[reportArgumentType]
+    for option in options:
+        if option not in names:
+            raise unknown(f"option of method {name!r}:", option, names)
+    return cls(**options)
+
+
+def plan(name: str | Method, *, k: int, batches: int = 8, slack: int = 0, **options: Any) -> Plan:
+    """The checked plan of a method for k stages and a number of batches; `print` draws it.
+
+    Args:
+        name: A method, or its name.
+        k: The number of stages.
+        batches: How many batches it is for.
+        slack: Extra length of every queue.
+        options: The method's options, where it is given by name.
+
+    Example:
+        >>> plan("fdg", k=3).delays
+        (4, 2, 0)
+    """
+    whole_number("k", k, least=1)
+    whole_number("batches", batches, least=1)
+    whole_number("slack", slack, least=0)
+    return Plan.build(method(name, **options).pipeline(k).schedule(slack=slack), batches)
+
+
+__all__ = [
+    "BP",
+    "DDG",
+    "DSP",
+    "FDG",
+    "FR",
+    "METHODS",
+    "GPipe",
+    "Method",
+    "OneFOneB",
+    "PipeDream",
+    "PipeMare",
+    "Pipeline",
+    "method",
+    "plan",
+    "whole_number",
+]

@@ -1,0 +1,148 @@
+"""What a method is: credit, delays, weights and corrections; named methods are presets of these."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from freewheel._errors import unknown
+from freewheel.plan import ORDERS, WEIGHTS, Order, Schedule, Weights
+from freewheel.stage import Correction
+
+CREDITS = ("chain",)
+
+
+class Method(ABC):
+    """A way to train a network in stages. `pipeline` says it in the algebra's own terms, for K stages."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def pipeline(self, k: int) -> Pipeline:
+        """The choices that make this method, for k stages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline(Method):
+    """A free combination of credit, delays, order, weights and corrections.
+
+    Args:
+        credit: Where a stage's learning signal comes from: `chain`, the gradient from the next stage.
+        delays: For each stage, how many batches it has forwarded beyond the one it learns from; never increasing.
+        order: Whether a round begins with its `forward` or with its `backward`.
+        weights: Which weights a late backward sees: `stash` (those of its forward), `recompute` (the newest, the
+            forward redone), `current` (the newest, with the stored activations) or `predict` (the forward runs on
+            predicted ones, and the backward on the same).
+        corrections: Transforms of the gradient or of the step, applied in this order.
+        micro: Micro-batches a batch is cut into; more than one needs zero delays.
+        ahead: With micro-batches, how many each stage forwards before it goes backward; all of them by default.
+        turns: Whether each stage waits until all later ones have forwarded the batch.
+        queues: For each boundary, the lengths of the activation and the gradient queue; enough by default.
+
+    Example:
+        >>> import freewheel as fw
+        >>> stale = fw.Pipeline(delays=(3, 1, 0), order="backward", corrections=[fw.DelayCompensation(0.1)])
+        >>> fw.plan(stale, k=3, batches=9).versions(stage=0, batch=5)
+        Versions(forward=3, backward=3)
+    """
+
+    name: ClassVar[str] = "pipeline"
+
+    credit: Literal["chain"] = "chain"
+    delays: Sequence[int]
+    order: Order = "forward"
+    weights: Weights = "stash"
+    corrections: Sequence[Correction] = ()
+    micro: int = 1
+    ahead: Sequence[int] = ()
+    turns: bool = False
+    queues: Sequence[tuple[int, int]] = ()
+    title: str = "pipeline"
+    cell: Literal["action", "round"] = "action"
+
+    def __post_init__(self) -> None:
+        for kind, value, known in (
+            ("credit", self.credit, CREDITS),
+            ("order", self.order, ORDERS),
+            ("weights", self.weights, WEIGHTS),
+        ):
+            if value not in known:
+                raise unknown(kind, value, known)
+        object.__setattr__(self, "delays", whole_numbers("delays", self.delays))
+        object.__setattr__(self, "ahead", whole_numbers("ahead", self.ahead))
+        object.__setattr__(self, "corrections", tuple(self.corrections))
+        object.__setattr__(self, "queues", tuple((int(a), int(g)) for a, g in self.queues))
+        for k, (here, after) in enumerate(zip(self.delays, self.delays[1:])):
+            if after > here:
+                raise ValueError(
+                    f"delays={tuple(self.delays)}: stage {k + 1} would learn later ({after}) than stage {k} ({here}), "
+                    "whose gradient comes through it; delays must never increase"
+                )
+        whole_number("micro", self.micro, least=1)
+        if self.micro > 1 and any(self.delays):
+            raise ValueError(
+                f"micro={self.micro}: micro-batches need zero delays, not delays={tuple(self.delays)}"
+            )
+        if any(min(pair) < 1 for pair in self.queues):
+            raise ValueError(f"queues={tuple(self.queues)}: every queue needs a length of 1 or more")
+        for correction in self.corrections:
+            if not isinstance(correction, Correction):
+                raise TypeError(
+                    f"corrections holds a {type(correction).__name__}: give for instance fw.Shrink(0.5)"
+                )
+            if correction.weights and self.weights not in correction.weights:
+                raise ValueError(
+                    f"{type(correction).__name__} has no meaning with weights={self.weights!r}: "
+                    f"use weights={' or '.join(map(repr, correction.weights))}"
+                )
+
+    def pipeline(self, k: int) -> Pipeline:
+        """Itself, if it is made for k stages."""
+        if len(self.delays) != k:
+            raise ValueError(
+                f"delays={tuple(self.delays)} are for {len(self.delays)} stages, but there are {k}"
+            )
+        if self.queues and len(self.queues) != k - 1:
+            raise ValueError(
+                f"queues={tuple(self.queues)}: {k} stages have {k - 1} boundaries, each with a pair"
+            )
+        if self.ahead and len(self.ahead) != k:
+            raise ValueError(f"ahead={tuple(self.ahead)} is for {len(self.ahead)} stages, but there are {k}")
+        return self
+
+    def schedule(self, *, slack: int = 0, norms: bool = False) -> Schedule:
+        """What the builders of plans need to know of it."""
+        schedule = Schedule(
+            name=self.title,
+            delays=tuple(self.delays),
+            order=self.order,
+            weights=self.weights,
+            micro=self.micro,
+            ahead=tuple(self.ahead) or ((self.micro,) * len(self.delays) if self.micro > 1 else ()),
+            turns=self.turns,
+            norms=norms,
+            queues=tuple(self.queues),
+            cell=self.cell,
+        )
+        return schedule.with_slack(slack) if slack else schedule
+
+
+def whole_number(name: str, value: object, *, least: int) -> int:
+    """The value, if it is a whole number and large enough; one clear line otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r}: give a whole number, {least} or more")
+    if value < least:
+        raise ValueError(f"{name}={value}: give {least} or more")
+    return value
+
+
+def whole_numbers(name: str, values: object) -> tuple[int, ...]:
+    """The values as a tuple, if they are whole numbers from 0 on; one clear line otherwise."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise TypeError(f"{name}={values!r}: give one whole number for each stage, such as {name}=(2, 1, 0)")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{name}={tuple(values)}: {value!r} is not a whole number from 0 on")
+    return tuple(values)

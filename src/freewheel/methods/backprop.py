@@ -1,0 +1,89 @@
+"""Backpropagation in stages: one at a time (`bp`), or with micro-batches (`gpipe`, `1f1b`).
+
+Papers: Huang et al., GPipe, 2019; Narayanan et al., PipeDream, 2019 (its 1F1B order, here flushed at every batch).
+
+Update of stage k with batch n, all weights of version n (with M micro-batches, each weighted by its share):
+
+    w_k ← w_k - lr · ∂loss(n; w_0 … w_{K-1}) / ∂w_k
+
+Delays: 0 at every stage. With M = 1, both pipelines are `bp`, bit for bit; with more, BatchNorm sees micro-batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from freewheel.methods._method import Method, Pipeline, whole_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class BP(Method):
+    """Plain backpropagation, one stage at a time. All locks remain.
+
+    ::
+
+        plan bp: delays=0,0 batches=2
+        time     0     1     2      3      4     5     6      7
+        stage 0  F0@0  .     .      B0@0!  F1@1  .     .      B1@1!
+        stage 1  .     F0@0  B0@0!  .      .     F1@1  B1@1!  .
+    """
+
+    name: ClassVar[str] = "bp"
+
+    def pipeline(self, k: int) -> Pipeline:
+        """Zero delays."""
+        return Pipeline(title=self.name, delays=(0,) * k)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPipe(Method):
+    """Micro-batches: all forwards of a batch, then all backwards, then one update. The update lock remains.
+
+    ::
+
+        plan gpipe: delays=0,0 micro=2 ahead=2,2 batches=1
+        time     0       1       2       3       4       5
+        stage 0  F0.0@0  F0.1@0  .       .       B0.0@0  B0.1@0!
+        stage 1  .       F0.0@0  F0.1@0  B0.0@0  B0.1@0!  .
+
+    Args:
+        micro: Micro-batches M that each batch is cut into.
+    """
+
+    name: ClassVar[str] = "gpipe"
+
+    micro: int = 4
+
+    def __post_init__(self) -> None:
+        whole_number("micro", self.micro, least=1)
+
+    def pipeline(self, k: int) -> Pipeline:
+        """Zero delays, every stage all forwards ahead."""
+        return Pipeline(title=self.name, delays=(0,) * k, micro=self.micro, ahead=(self.micro,) * k)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneFOneB(Method):
+    """Micro-batches, one forward and one backward in turn: fewer graphs held than `gpipe`, the same result.
+
+    ::
+
+        plan 1f1b: delays=0,0 micro=3 ahead=1,0 batches=1
+        time     0       1       2       3       4       5        6
+        stage 0  F0.0@0  F0.1@0  .       B0.0@0  F0.2@0  B0.1@0   B0.2@0!
+
+    Args:
+        micro: Micro-batches M that each batch is cut into.
+    """
+
+    name: ClassVar[str] = "1f1b"
+
+    micro: int = 4
+
+    def __post_init__(self) -> None:
+        whole_number("micro", self.micro, least=1)
+
+    def pipeline(self, k: int) -> Pipeline:
+        """Zero delays, stage k as far ahead as there are stages behind it."""
+        return Pipeline(title=self.name, delays=(0,) * k, micro=self.micro, ahead=tuple(range(k - 1, -1, -1)))

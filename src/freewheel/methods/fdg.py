@@ -1,0 +1,59 @@
+"""`fdg`: fully decoupled learning with delayed, shrunk gradients.
+
+Paper: Zhuang et al., Fully decoupled neural network learning using delayed gradients, 2019.
+
+In every round each stage learns from the gradient it got in the round before and forwards the activation it got in the
+round before; messages travel between rounds. Update of stage k with batch n, applied to the newest weights (eq. 11,
+15 and 17; stages counted from 0 here, from 1 in the paper):
+
+    w_k ← w_k - lr · β^(K-1-k) · ∂h_{k+1}/∂w_k · g_{k+1}(n),    the derivative at the weights of the forward
+
+| stage | 0      | … | k        | … | K-1 |
+| m_k   | 2(K-1) | … | 2(K-1-k) | … | 0   |
+
+A round begins with the backward (the paper's appendix A finds it slightly better), or with the forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from freewheel._errors import unknown
+from freewheel.methods._method import Method, Pipeline
+from freewheel.plan import ORDERS, Order
+from freewheel.stage import Shrink
+
+
+@dataclass(frozen=True, kw_only=True)
+class FDG(Method):
+    """Delayed gradients with shrinking. No lock remains; the drawing is figure 1 of the paper.
+
+    ::
+
+        plan fdg
+
+    Args:
+        shrink: The shrinking factor β, above 0 and at most 1; 1 does not shrink.
+        order: What a round begins with, `backward` or `forward`.
+    """
+
+    name: ClassVar[str] = "fdg"
+
+    shrink: float = 1.0
+    order: Order = "backward"
+
+    def __post_init__(self) -> None:
+        Shrink(self.shrink)
+        if self.order not in ORDERS:
+            raise unknown("order", self.order, ORDERS)
+
+    def pipeline(self, k: int) -> Pipeline:
+        """Delays 2(K-1-k), weights stashed, gradients shrunk."""
+        return Pipeline(
+            title=self.name,
+            delays=tuple(2 * (k - 1 - i) for i in range(k)),
+            order=self.order,
+            corrections=[Shrink(self.shrink)],
+            cell="round",
+        )

@@ -1,0 +1,62 @@
+"""`pipemare`: late gradients at the newest weights, with the forward's stored activations.
+
+Paper: Yang et al., PipeMare: asynchronous pipeline parallel DNN training, 2021.
+
+Neither are weights stashed nor forwards redone. The backward of stage k with batch n multiplies by the weights of its own
+time, corrected towards those of the forward, and by the activations of the forward. Two techniques keep it stable:
+
+1. the step size is divided by the staleness at first:  lr_k(t) = lr / m_k^(1 - min(t/anneal, 1));
+2. the backward's weights are moved back:  u_k = w_k - m_k·δ_k,  δ_k a decaying mean of the steps taken.
+
+    w_k ← w_k - lr_k(t) · ∂h_{k+1}/∂w_k · g_{k+1}(n),    activations of version max(0, n - m_k), weights u_k
+
+| stage | 0   | … | k     | … | K-1 |
+| m_k   | K-1 | … | K-1-k | … | 0   |
+
+The result is not the gradient of the loss at any one set of weights; that is the method.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from freewheel.methods._method import Method, Pipeline
+from freewheel.stage import Discrepancy, StalenessStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipeMare(Method):
+    """Late gradients without stored weights. No lock remains.
+
+    ::
+
+        plan pipemare
+
+    Args:
+        anneal: Updates over which the staleness-scaled step grows to the full one; 0 switches the scaling off.
+        decay: Decay of the discrepancy correction over one delay, between 0 and 1; None switches it off.
+    """
+
+    name: ClassVar[str] = "pipemare"
+
+    anneal: float = 1000
+    decay: float | None = math.exp(-2)
+
+    def __post_init__(self) -> None:
+        StalenessStep(self.anneal)
+        if self.decay is not None:
+            Discrepancy(self.decay)
+
+    def pipeline(self, k: int) -> Pipeline:
+        """Delays K-1-k, the newest weights, both corrections."""
+        return Pipeline(
+            title=self.name,
+            delays=tuple(range(k - 1, -1, -1)),
+            weights="current",
+            corrections=[
+                StalenessStep(self.anneal),
+                *([Discrepancy(self.decay)] if self.decay is not None else []),
+            ],
+        )

@@ -1,0 +1,66 @@
+"""Networks without shortcuts, each a flat `nn.Sequential`: VGG-19 and the network for 8x8 digits."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import nn
+
+from freewheel.models._blocks import conv
+from freewheel.models._check import image_shape, positive_int, require_side
+from freewheel.models._init import kaiming_
+
+# Configuration E of Simonyan and Zisserman (2015), table 1: convolutions and channels between the pools.
+_VGG19 = ((2, 64), (2, 128), (4, 256), (4, 512), (4, 512))
+
+
+def vgg19(*, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Sequential:
+    """VGG-19 with BatchNorm, and one linear layer for a head as is usual for 32x32 images.
+
+    Example:
+        >>> vgg19().fc
+        Linear(in_features=512, out_features=10, bias=True)
+    """
+    channels, height, width = image_shape(in_shape)
+    require_side("vgg-19", (channels, height, width), 32)
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for i, (depth, out) in enumerate(_VGG19, start=1):
+        for j in range(1, depth + 1):
+            layers[f"conv{i}_{j}"] = conv(channels, out, 3)
+            layers[f"bn{i}_{j}"] = nn.BatchNorm2d(out)
+            layers[f"relu{i}_{j}"] = nn.ReLU()
+            channels = out
+        layers[f"pool{i}"] = nn.MaxPool2d(2)
+        height, width = height // 2, width // 2
+    layers["flatten"] = nn.Flatten()
+    layers["fc"] = nn.Linear(channels * height * width, positive_int("num_classes", num_classes))
+    return kaiming_(nn.Sequential(layers))
+
+
+def digits_cnn(
+    *, width: int = 16, num_classes: int = 10, in_shape: tuple[int, int, int] = (1, 8, 8)
+) -> nn.Sequential:
+    """Eight convolutions for 8x8 digits, as much work before the pool as after it.
+
+    Four convolutions of `width` channels, a pool, four of twice as many: halving the image's sides and
+    doubling the channels leaves the work of a layer the same, so cutting at `pool` makes two even stages.
+
+    Example:
+        >>> [name for name in digits_cnn()._modules if "conv" in name or "pool" in name]
+        ['conv1', 'conv2', 'conv3', 'conv4', 'pool', 'conv5', 'conv6', 'conv7', 'conv8', 'avgpool']
+    """
+    channels, height, wide = image_shape(in_shape)
+    require_side("digits-cnn", (channels, height, wide), 2)
+    positive_int("width", width)
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for i, out in enumerate([width] * 4 + [2 * width] * 4, start=1):
+        if i == 5:
+            layers["pool"] = nn.MaxPool2d(2)
+        layers[f"conv{i}"] = conv(channels, out, 3)
+        layers[f"bn{i}"] = nn.BatchNorm2d(out)
+        layers[f"relu{i}"] = nn.ReLU()
+        channels = out
+    layers["avgpool"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    layers["fc"] = nn.Linear(channels, positive_int("num_classes", num_classes))
+    return kaiming_(nn.Sequential(layers))

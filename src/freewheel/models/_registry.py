@@ -1,0 +1,139 @@
+"""Models by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from freewheel._errors import unknown
+from freewheel.models import _asyncfgd
+from freewheel.models._asyncfgd import convl, convs, fcl, fcs
+from freewheel.models._check import image_shape, positive_int
+from freewheel.models._plain import digits_cnn, vgg19
+from freewheel.models._resnet import cifar_resnet, preact_resnet, resnet18, resnet50, resnext29, wide_resnet
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """One row of the table: a builder, what the name fixes, and what the caller may choose."""
+
+    make: Callable[..., nn.Sequential]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    in_shape: tuple[int, int, int] = (3, 32, 32)
+
+
+MODELS: Mapping[str, _Model] = {
+    "convs-relu": _Model(make=convs, fixed={"activation": "relu"}),
+    "convs-tanh": _Model(make=convs, fixed={"activation": "tanh"}),
+    "convl-relu": _Model(make=convl, fixed={"activation": "relu"}),
+    "convl-tanh": _Model(make=convl, fixed={"activation": "tanh"}),
+    "fcs-relu": _Model(make=fcs, fixed={"activation": "relu"}),
+    "fcs-tanh": _Model(make=fcs, fixed={"activation": "tanh"}),
+    "fcl-relu": _Model(make=fcl, fixed={"activation": "relu"}),
+    "fcl-tanh": _Model(make=fcl, fixed={"activation": "tanh"}),
+    "resnet-20": _Model(make=cifar_resnet, fixed={"depth": 20}, options=("shortcut",)),
+    "resnet-56": _Model(make=cifar_resnet, fixed={"depth": 56}, options=("shortcut",)),
+    "resnet-98": _Model(make=cifar_resnet, fixed={"depth": 98}, options=("shortcut",)),
+    "resnet-110": _Model(make=cifar_resnet, fixed={"depth": 110}, options=("shortcut",)),
+    "resnet-1202": _Model(make=cifar_resnet, fixed={"depth": 1202}, options=("shortcut",)),
+    "resnet-164": _Model(make=preact_resnet, fixed={"depth": 164}),
+    "resnet-1001": _Model(make=preact_resnet, fixed={"depth": 1001}),
+    "resnet-18": _Model(make=resnet18),
+    "resnet-50": _Model(make=resnet50),
+    "wrn-28-10": _Model(make=wide_resnet, fixed={"depth": 28, "widen": 10}, options=("dropout",)),
+    "resnext-29": _Model(make=resnext29, options=("cardinality", "width")),
+    "vgg-19": _Model(make=vgg19),
+    "digits-cnn": _Model(make=digits_cnn, options=("width",), in_shape=(1, 8, 8)),
+}
+
+
+def _lookup(name: str) -> tuple[str, _Model]:
+    if not isinstance(name, str):
+        raise TypeError(f"a model is named by a str such as 'resnet-20', got {name!r}")
+    if name.lower() not in MODELS:
+        raise unknown("model", name, MODELS)
+    return name.lower(), MODELS[name.lower()]
+
+
+def names() -> tuple[str, ...]:
+    """The names that `build` knows.
+
+    Example:
+        >>> names()[:2], names()[-1]
+        (('convs-relu', 'convs-tanh'), 'digits-cnn')
+    """
+    return tuple(MODELS)
+
+
+def build(
+    name: str, *, num_classes: int = 10, in_shape: Sequence[int] | None = None, **options: Any
+) -> nn.Sequential:
+    """Build a network by name.
+
+    Args:
+        name: one of `names()`, in any case.
+        num_classes: outputs of the classifier.
+        in_shape: channels, height and width of an image; (3, 32, 32) if not given, for
+            `digits-cnn` (1, 8, 8).
+        options: `shortcut` for the ResNets of basic blocks (`"pad"` or `"projection"`), `dropout` for
+            `wrn-28-10`, `cardinality` and `width` for `resnext-29`, `width` for `digits-cnn`.
+
+    Returns:
+        An `nn.Sequential` with named layers, so that it can be cut between any two of them.
+
+    Example:
+        >>> build("ConvS-ReLU", in_shape=(1, 28, 28)).fc1
+        Linear(in_features=6272, out_features=1000, bias=True)
+        >>> build("resnet-20", shortcut="projection").layer2[0].shortcut[0]
+        Conv2d(16, 32, kernel_size=(1, 1), stride=(2, 2), bias=False)
+    """
+    key, model = _lookup(name)
+    for option in options:
+        if option not in model.options:
+            takes = f"it takes {', '.join(model.options)}" if model.options else "it takes none"
+            raise TypeError(f"model {key!r} has no option {option!r}: {takes}")
+    return model.make(
+        num_classes=positive_int("num_classes", num_classes),
+        in_shape=image_shape(model.in_shape if in_shape is None else in_shape),
+        **model.fixed,
+        **options,
+    )
+
+
+def paper_cuts(name: str) -> tuple[str, ...]:
+    """The layers at which the second and the third stage begin in AsyncFGD (tables 3 to 6).
+
+    Example:
+        >>> paper_cuts("convl-tanh")
+        ('conv3', 'conv5')
+    """
+    key, _ = _lookup(name)
+    family = key.split("-")[0]
+    if family not in _asyncfgd.CUTS:
+        split = [known for known in MODELS if known.split("-")[0] in _asyncfgd.CUTS]
+        raise ValueError(f"model {key!r} has no published split in three: only {', '.join(split)} have one")
+    return _asyncfgd.CUTS[family]
+
+
+def stages(name: str, **kwargs: Any) -> list[nn.Module]:
+    """Build a network and cut it at `paper_cuts(name)`; layers and parameters keep their names.
+
+    Args:
+        name: one of the eight networks of AsyncFGD.
+        kwargs: passed to `build`.
+
+    Example:
+        >>> [list(stage._modules) for stage in stages("convs-relu")]
+        [['conv1', 'act1'], ['pool1', 'flatten', 'fc1'], ['act2', 'fc2']]
+    """
+    cuts = paper_cuts(name)
+    parts: list[nn.Module] = [nn.Sequential()]
+    for layer, module in build(name, **kwargs).named_children():
+        if layer in cuts:
+            parts.append(nn.Sequential())
+        parts[-1].add_module(layer, module)
+    return parts

@@ -1,0 +1,216 @@
+"""Residual networks for 32x32 images, each an `nn.Sequential` of which every residual block is a child."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+from freewheel.models._blocks import BasicBlock, Bottleneck, PreActBottleneck, WideBlock, conv
+from freewheel.models._check import image_shape, positive_int
+from freewheel.models._init import kaiming_
+
+
+def _assemble(
+    block: Callable[[int, int, int], nn.Module],
+    *,
+    stem: int,
+    widths: Sequence[int],
+    depths: Sequence[int],
+    preact: bool,
+    num_classes: int,
+    in_shape: tuple[int, int, int],
+) -> nn.Sequential:
+    """Stem, groups of `block(inputs, outputs, stride)`, average pool and classifier.
+
+    Every group but the first halves the image. A pre-activated network has its BatchNorm and ReLU after the
+    last group, any other after the stem.
+    """
+    layers: OrderedDict[str, nn.Module] = OrderedDict(conv1=conv(image_shape(in_shape)[0], stem, 3))
+    if not preact:
+        layers["bn1"] = nn.BatchNorm2d(stem)
+        layers["relu"] = nn.ReLU()
+    inputs = stem
+    for i, (outputs, depth) in enumerate(zip(widths, depths, strict=True), start=1):
+        group = nn.Sequential()
+        for j in range(depth):
+            group.append(block(inputs, outputs, 2 if i > 1 and j == 0 else 1))
+            inputs = outputs
+        layers[f"layer{i}"] = group
+    if preact:
+        layers["bn"] = nn.BatchNorm2d(inputs)
+        layers["relu"] = nn.ReLU()
+    layers["avgpool"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    layers["fc"] = nn.Linear(inputs, positive_int("num_classes", num_classes))
+    return kaiming_(nn.Sequential(layers))
+
+
+def _blocks_per_group(depth: int, per_block: int, rest: int) -> int:
+    """Invert depth = per_block * n + rest, or raise."""
+    blocks, left = divmod(positive_int("depth", depth) - rest, per_block)
+    if left or blocks < 1:
+        raise ValueError(f"depth must be {per_block}n + {rest} with n of at least 1, got {depth}")
+    return blocks
+
+
+def cifar_resnet(
+    *,
+    depth: int,
+    shortcut: str = "pad",
+    num_classes: int = 10,
+    in_shape: tuple[int, int, int] = (3, 32, 32),
+) -> nn.Sequential:
+    """The ResNet of depth 6n + 2 with basic blocks (He et al. 2016, section 4.2).
+
+    Args:
+        depth: 20, 32, 44, 56, 110, 1202 in the paper.
+        shortcut: `"pad"` is option A, without parameters; `"projection"` is option B, 1x1 convolutions.
+        num_classes: outputs of the classifier.
+        in_shape: channels, height and width of an image.
+
+    Example:
+        >>> sum(p.numel() for p in cifar_resnet(depth=20).parameters())
+        269722
+    """
+    if shortcut not in ("pad", "projection"):
+        raise ValueError(f"shortcut must be 'pad' or 'projection', got {shortcut!r}")
+    return _assemble(
+        lambda inputs, outputs, stride: BasicBlock(inputs, outputs, stride=stride, shortcut=shortcut),
+        stem=16,
+        widths=(16, 32, 64),
+        depths=[_blocks_per_group(depth, 6, 2)] * 3,
+        preact=False,
+        num_classes=num_classes,
+        in_shape=in_shape,
+    )
+
+
+def preact_resnet(
+    *, depth: int, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)
+) -> nn.Sequential:
+    """The pre-activation ResNet of depth 9n + 2 with bottleneck blocks (He et al. 2016b).
+
+    The paper's 10.2M for ResNet-1001 counts no BatchNorm parameters; with them it is 10.3M.
+
+    Example:
+        >>> len(preact_resnet(depth=164).layer1)
+        18
+    """
+    return _assemble(
+        lambda inputs, outputs, stride: PreActBottleneck(inputs, outputs, middle=outputs // 4, stride=stride),
+        stem=16,
+        widths=(64, 128, 256),
+        depths=[_blocks_per_group(depth, 9, 2)] * 3,
+        preact=True,
+        num_classes=num_classes,
+        in_shape=in_shape,
+    )
+
+
+def resnet18(*, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Sequential:
+    """ResNet-18 with a 3x3 stem and no max-pool, so that a 32x32 image is not shrunk before the blocks.
+
+    Example:
+        >>> [len(group) for group in resnet18()[3:7]]
+        [2, 2, 2, 2]
+    """
+    return _assemble(
+        lambda inputs, outputs, stride: BasicBlock(inputs, outputs, stride=stride),
+        stem=64,
+        widths=(64, 128, 256, 512),
+        depths=(2, 2, 2, 2),
+        preact=False,
+        num_classes=num_classes,
+        in_shape=in_shape,
+    )
+
+
+def resnet50(*, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Sequential:
+    """ResNet-50 with a 3x3 stem and no max-pool; the 3x3 convolution of a block takes the stride.
+
+    Example:
+        >>> [len(group) for group in resnet50()[3:7]]
+        [3, 4, 6, 3]
+    """
+    return _assemble(
+        lambda inputs, outputs, stride: Bottleneck(inputs, outputs, middle=outputs // 4, stride=stride),
+        stem=64,
+        widths=(256, 512, 1024, 2048),
+        depths=(3, 4, 6, 3),
+        preact=False,
+        num_classes=num_classes,
+        in_shape=in_shape,
+    )
+
+
+def resnext29(
+    *,
+    cardinality: int = 8,
+    width: int = 64,
+    num_classes: int = 10,
+    in_shape: tuple[int, int, int] = (3, 32, 32),
+) -> nn.Sequential:
+    """ResNeXt-29 (Xie et al. 2017, section 5.3).
+
+    Args:
+        cardinality: groups of each 3x3 convolution.
+        width: channels of a group in the first stage; 8 x 64d is the paper's smaller network.
+        num_classes: outputs of the classifier.
+        in_shape: channels, height and width of an image.
+
+    Example:
+        >>> resnext29(cardinality=2, width=4).layer1[0].conv2
+        Conv2d(8, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), groups=2, bias=False)
+    """
+    groups = positive_int("cardinality", cardinality)
+    middle = groups * positive_int("width", width)
+    return _assemble(
+        lambda inputs, outputs, stride: Bottleneck(
+            inputs, outputs, middle=middle * outputs // 256, stride=stride, groups=groups
+        ),
+        stem=64,
+        widths=(256, 512, 1024),
+        depths=(3, 3, 3),
+        preact=False,
+        num_classes=num_classes,
+        in_shape=in_shape,
+    )
+
+
+def wide_resnet(
+    *,
+    depth: int,
+    widen: int,
+    dropout: float = 0.0,
+    num_classes: int = 10,
+    in_shape: tuple[int, int, int] = (3, 32, 32),
+) -> nn.Sequential:
+    """The wide ResNet of depth 6n + 4 (Zagoruyko and Komodakis 2016).
+
+    Args:
+        depth: 28 for WRN-28-10.
+        widen: how many times wider than the thin network, 10 for WRN-28-10.
+        dropout: probability of dropping an activation between a block's convolutions.
+        num_classes: outputs of the classifier.
+        in_shape: channels, height and width of an image.
+
+    Example:
+        >>> wide_resnet(depth=10, widen=2).fc
+        Linear(in_features=128, out_features=10, bias=True)
+    """
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float):
+        raise TypeError(f"dropout must be a number, got {dropout!r}")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
+    positive_int("widen", widen)
+    return _assemble(
+        lambda inputs, outputs, stride: WideBlock(inputs, outputs, stride=stride, dropout=dropout),
+        stem=16,
+        widths=(16 * widen, 32 * widen, 64 * widen),
+        depths=[_blocks_per_group(depth, 6, 4)] * 3,
+        preact=True,
+        num_classes=num_classes,
+        in_shape=in_shape,
+    )

@@ -1,0 +1,27 @@
+"""Plans: what each stage does, in order, as data that is built, checked, drawn and read back."""
+
+from freewheel.plan._actions import DIRECTION, Action, Op
+from freewheel.plan._check import PlanError
+from freewheel.plan._clock import capacity
+from freewheel.plan._draw import parse
+from freewheel.plan._plan import Memory, Plan, Versions
+from freewheel.plan._schedule import ORDERS, WEIGHTS, Order, Schedule, Weights
+from freewheel.plan._streams import stream
+
+__all__ = [
+    "DIRECTION",
+    "ORDERS",
+    "WEIGHTS",
+    "Action",
+    "Memory",
+    "Op",
+    "Order",
+    "Plan",
+    "PlanError",
+    "Schedule",
+    "Versions",
+    "Weights",
+    "capacity",
+    "parse",
+    "stream",
+]

@@ -1,0 +1,64 @@
+"""The few numbers a plan is built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Order = Literal["forward", "backward"]
+Weights = Literal["stash", "recompute", "current", "predict"]
+ORDERS: tuple[Order, ...] = ("forward", "backward")
+WEIGHTS: tuple[Weights, ...] = ("stash", "recompute", "current", "predict")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Everything that decides a plan but the number of batches.
+
+    Args:
+        name: The method's name, for the drawing.
+        delays: For each stage, how many batches it has forwarded beyond the one it learns from.
+        order: What a stage does first in each round, its forward or its backward.
+        weights: Which weights a late backward sees.
+        micro: Micro-batches a batch is cut into; more than one needs zero delays.
+        ahead: With micro-batches, how many a stage forwards before it goes backward, beyond the one it learns from.
+        turns: Whether every stage waits until all later ones have forwarded the batch (the forward lock).
+        norms: Whether gradient norms are shared before an update, for clipping by the global norm.
+        queues: For each boundary between stages, the lengths of the activation and the gradient queue.
+        cell: What one column of the drawing holds: one `action`, or one `round` (a forward and a backward).
+    """
+
+    name: str = "pipeline"
+    delays: tuple[int, ...]
+    order: Order = "forward"
+    weights: Weights = "stash"
+    micro: int = 1
+    ahead: tuple[int, ...] = ()
+    turns: bool = False
+    norms: bool = False
+    queues: tuple[tuple[int, int], ...] = ()
+    cell: Literal["action", "round"] = "action"
+
+    @property
+    def stages(self) -> int:
+        """The number of stages K."""
+        return len(self.delays)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether any stage learns late."""
+        return any(self.delays)
+
+    def lengths(self) -> tuple[tuple[int, int], ...]:
+        """The queue lengths of each boundary: those given, or the shortest that never hold a stage back.
+
+        Between two neighbours at most `m_k - m_(k+1) + 1` batches are on their way up and down together.
+        """
+        if self.queues:
+            return self.queues
+        each = [max(1, a - b + 1, self.micro) for a, b in zip(self.delays, self.delays[1:])]
+        return tuple((n, n) for n in each)
+
+    def with_slack(self, slack: int) -> Schedule:
+        """The same schedule with every queue longer by `slack`."""
+        return replace(self, queues=tuple((a + slack, g + slack) for a, g in self.lengths()))

@@ -1,0 +1,13 @@
+"""Runtimes: who runs a stage, and how messages travel. All of them share one interpreter."""
+
+from collections.abc import Callable
+
+from freewheel.runtime._feed import Feed
+from freewheel.runtime._interpreter import Part, StageError
+from freewheel.runtime._run import Cut, Run, intra_op_threads
+from freewheel.runtime._simulate import simulate
+from freewheel.runtime._threads import threads
+
+RUNTIMES: dict[str, Callable[[Run], Cut | None]] = {"simulate": simulate, "threads": threads}
+
+__all__ = ["RUNTIMES", "Cut", "Feed", "Part", "Run", "StageError", "intra_op_threads", "simulate", "threads"]

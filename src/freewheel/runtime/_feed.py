@@ -1,0 +1,136 @@
+"""The feed: batches out of a loader, numbered, announced to every stage, with the ends of epochs known in time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from freewheel.runtime._channels import ClosedError
+
+
+class Batch(NamedTuple):
+    """One batch: its number, what the first stage gets, what the last one gets, and its size."""
+
+    number: int
+    x: Any
+    target: Any
+    size: int
+    cut: bool  # whether an epoch ends with it
+
+
+class Feed:
+    """Numbers the batches of `epochs` passes over a loader and tells every stage which of them there are.
+
+    A batch is announced only when it is known whether its epoch goes on, which takes a look at the one after it.
+    """
+
+    def __init__(
+        self, loader: Iterable[Any], epochs: int, *, on_batch: Callable[[], object] = lambda: None
+    ) -> None:
+        self._source = _batches(loader, epochs)
+        self._on_batch = on_batch
+        self._changed = threading.Condition()
+        self._announced = 0
+        self._over = False
+        self._closed = False
+        self._cuts: set[int] = set()
+        self._pump: Callable[[], object] | None = None
+        self.stopped = False
+
+    @property
+    def announced(self) -> int:
+        """How many batches the stages know of."""
+        return self._announced
+
+    def pull(self) -> Batch | None:
+        """The next batch, announced to all stages; None (announced too) when there is none or `stop` was called."""
+        batch = None if self.stopped else next(self._source, None)
+        with self._changed:
+            if batch is None:
+                self._over = True
+            else:
+                self._announced = batch.number + 1
+                if batch.cut:
+                    self._cuts.add(batch.number)
+            self._changed.notify_all()
+        if batch is not None:
+            self._on_batch()
+        return batch
+
+    def stop(self) -> None:
+        """Gives out no further batch: the pipeline drains what it has."""
+        self.stopped = True
+
+    def close(self) -> None:
+        """Wakes and turns away every stage that waits."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def numbers(self) -> Iterator[int]:
+        """The batch numbers, each as soon as it is announced.
+
+        Where one is not, it waits for the thread that delivers batches, or delivers one itself if told how.
+        """
+        number = 0
+        while True:
+            if self._pump is not None and self._announced <= number and not self._over:
+                self._pump()
+            with self._changed:
+                while self._announced <= number and not self._over and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    raise ClosedError
+                if self._announced <= number:
+                    return
+            yield number
+            number += 1
+
+    def on_demand(self, deliver: Callable[[], object]) -> None:
+        """From now on, whoever needs a batch that is not announced calls this: for a run in one thread."""
+        self._pump = deliver
+
+    def is_cut(self, number: int) -> bool:
+        """Whether an epoch ends with this batch."""
+        return number in self._cuts
+
+
+def _batches(loader: Iterable[Any], epochs: int) -> Iterator[Batch]:
+    number = 0
+    for epoch in range(epochs):
+        waiting: Batch | None = None
+        for item in loader:
+            if waiting is not None:
+                yield waiting
+            waiting = _batch(number, item)
+            number += 1
+        if waiting is None:
+            again = (
+                " a second time: give a loader that can be iterated once per epoch (a list, a DataLoader)"
+                if epoch
+                else ""
+            )
+            raise ValueError(f"loader gave no batches{again}" + ("" if epoch else ": it is empty"))
+        yield waiting._replace(cut=True)
+
+
+def _batch(number: int, item: Any) -> Batch:
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        came = (
+            f"{type(item).__name__} of length {len(item)}"
+            if isinstance(item, (tuple, list))
+            else type(item).__name__
+        )
+        raise TypeError(f"loader gave a {came} as batch {number}: it must give pairs (input, target)")
+    x, target = item
+    tensors = [t for t in tree_leaves(x) if isinstance(t, Tensor)]
+    if not tensors:
+        raise TypeError(f"loader gave an input without any tensor as batch {number} ({type(x).__name__})")
+    size = tensors[0].shape[0] if tensors[0].dim() else 1
+    if size == 0:
+        raise ValueError(f"loader gave an empty batch as batch {number}: drop it")
+    return Batch(number, x, target, size, cut=False)

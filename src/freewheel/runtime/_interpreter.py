@@ -1,0 +1,219 @@
+"""The interpreter of plans: it runs one stage's stream of actions, on every runtime.
+
+A runtime only decides who calls `execute` (one thread for all stages, or one each) and what the channels are.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from freewheel.plan import Action, Op, stream
+from freewheel.runtime._channels import Channel
+from freewheel.runtime._feed import Feed
+from freewheel.stage import Gradients, Stage
+
+Unit = tuple[int, int]
+
+
+@dataclass
+class Part:
+    """What one stage gives to a cut: the network after a number of batches."""
+
+    stage: int
+    batches: int
+    busy: float  # seconds of work since the cut before
+    staleness: float  # mean number of updates between a forward and its own, since the cut before
+    losses: list[tuple[Tensor, int]] = field(default_factory=list)
+    state: dict[str, Any] | None = None
+
+
+class StageError(RuntimeError):
+    """A stage failed; the cause is chained, `stage` and `batch` say where."""
+
+    def __init__(self, stage: int, action: Action, cause: BaseException) -> None:
+        doing = {
+            Op.FORWARD: "forward",
+            Op.RECOMPUTE: "recomputation",
+            Op.BACKWARD: "backward",
+            Op.UPDATE: "update",
+        }
+        what = doing.get(action.op, "message")
+        reason = str(cause).strip().split("\n")[0]
+        super().__init__(
+            f"stage {stage} failed in the {what} of batch {action.batch}: {type(cause).__name__}: {reason}"
+        )
+        self.stage, self.batch, self.action = stage, action.batch, action
+
+
+class Interpreter:
+    """Runs the actions of one stage.
+
+    Args:
+        stage: The stage.
+        feed: Announces the batches.
+        inputs: Where the first stage finds its batches.
+        targets: Where the last stage finds its targets.
+        links: The channels to the neighbours, by the op that uses them.
+        on_part: Gets this stage's part of every cut.
+        states: Whether the parts hold a copy of the stage's state.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        feed: Feed,
+        *,
+        inputs: Channel | None,
+        targets: Channel | None,
+        links: dict[Op, Channel],
+        on_part: Callable[[Part], None],
+        states: bool,
+    ) -> None:
+        self.stage = stage
+        self._feed, self._inputs, self._targets, self._links = feed, inputs, targets, links
+        self._on_part, self._states = on_part, states
+        self._micro = stage.options.schedule.micro
+        self._received: dict[Unit, Any] = {}  # activations, and at the first stage the batches
+        self._expected: dict[Unit, tuple[Any, int, float]] = {}  # targets, sizes and shares of the batch
+        self._activation: Any = None  # to send
+        self._backed: Gradients = ()  # to send
+        self._gradients: Gradients | None = None  # received
+        self._norms = torch.zeros(0)  # of the gradients of all later stages
+        self._norm: Tensor | None = None  # over all stages
+        self._busy, self._gaps, self._updates = 0.0, 0, 0
+        self._seen: dict[int, int] = {}  # batch -> version that its forward saw
+        self._verbs: dict[Op, Callable[[Unit], None]] = {
+            Op.FORWARD: self._forward,
+            Op.RECOMPUTE: stage.recompute,
+            Op.BACKWARD: self._backward,
+            Op.UPDATE: self._update,
+            Op.SEND_ACTIVATION: lambda unit: links[Op.SEND_ACTIVATION].put(self._activation),
+            Op.RECEIVE_ACTIVATION: lambda unit: self._received.update(
+                {unit: links[Op.RECEIVE_ACTIVATION].get()}
+            ),
+            Op.SEND_GRADIENT: lambda unit: links[Op.SEND_GRADIENT].put(self._backed),
+            Op.RECEIVE_GRADIENT: self._receive_gradient,
+            Op.SEND_TURN: lambda unit: links[Op.SEND_TURN].put(unit),
+            Op.RECEIVE_TURN: lambda unit: links[Op.RECEIVE_TURN].get(),
+            Op.SEND_NORMS: lambda unit: links[Op.SEND_NORMS].put(self._all_norms()),
+            Op.RECEIVE_NORMS: self._receive_norms,
+            Op.SEND_CLIP: lambda unit: links[Op.SEND_CLIP].put(self._norm),
+            Op.RECEIVE_CLIP: self._receive_clip,
+        }
+
+    def actions(self) -> Iterator[Action]:
+        """The stage's stream, for as many batches as the feed announces."""
+        return stream(self.stage.options.schedule, self.stage.index, self._feed.numbers())
+
+    def ready(self, action: Action) -> bool:
+        """Whether `execute` would not have to wait."""
+        channel = self._links.get(action.op)
+        if channel is None:
+            return True
+        return channel.has_item if action.op.is_receive else channel.has_room
+
+    def run(self) -> None:
+        """Executes the whole stream, waiting where it must."""
+        for action in self.actions():
+            self.execute(action)
+
+    def execute(self, action: Action) -> None:
+        """Does one action."""
+        op, unit = action.op, (action.batch, action.micro or 0)
+        if op in self._links:
+            self._verbs[op](unit)
+            return
+        if op is Op.FORWARD and unit[1] == 0:
+            self._fetch(unit[0])
+        started = time.perf_counter()
+        try:
+            self._verbs[op](unit)
+        except Exception as error:
+            raise StageError(self.stage.index, action, error) from error
+        self._busy += time.perf_counter() - started
+        if op is Op.UPDATE and self._feed.is_cut(action.batch):
+            self._on_part(self.part(action.batch + 1))
+
+    def _fetch(self, batch: int) -> None:
+        """Takes a batch from the feed, in micro-batches: its input at the first stage, its target at the last."""
+        if self._inputs is not None:
+            x, size = self._inputs.get()
+            for j, piece in enumerate(_pieces(x, size, self._micro, "input")):
+                self._received[batch, j] = piece
+        if self._targets is not None:
+            target, size = self._targets.get()
+            for j, piece in enumerate(_pieces(target, size, self._micro, "target")):
+                part = size // self._micro + (j < size % self._micro)
+                self._expected[batch, j] = (piece, part, part / size)
+
+    def _forward(self, unit: Unit) -> None:
+        self._seen[unit[0]] = self.stage.version
+        x = self._received.pop(unit)
+        if not self.stage.is_last:
+            self._activation = self.stage.forward(unit, x)
+            return
+        target, size, share = self._expected.pop(unit)
+        loss = self.stage.forward(unit, x, target, size, share)
+        if loss is not None and loss.device.type == "cpu" and not math.isfinite(loss.item()):
+            raise FloatingPointError(
+                f"the loss is {loss.item()}: lower the learning rate, clip gradients (clip=1.0), "
+                "or look for broken values in the data"
+            )
+
+    def _backward(self, unit: Unit) -> None:
+        self._backed = self.stage.backward(unit, self._gradients)
+        self._gradients = None
+
+    def _update(self, unit: Unit) -> None:
+        self._gaps += self.stage.version - self._seen.pop(unit[0])
+        self._updates += 1
+        if self.stage.options.schedule.norms and self.stage.index == 0:
+            self._norm = torch.linalg.vector_norm(self._all_norms())
+        self.stage.update(self._norm)
+
+    def _receive_gradient(self, unit: Unit) -> None:
+        self._gradients = self._links[Op.RECEIVE_GRADIENT].get()
+
+    def _receive_norms(self, unit: Unit) -> None:
+        self._norms = self._links[Op.RECEIVE_NORMS].get()
+
+    def _receive_clip(self, unit: Unit) -> None:
+        self._norm = self._links[Op.RECEIVE_CLIP].get()
+
+    def _all_norms(self) -> Tensor:
+        norms = self.stage.norms()
+        return torch.cat([norms, self._norms.to(norms)])
+
+    def part(self, batches: int) -> Part:
+        """This stage's part of the cut after a number of batches; what it counts starts anew."""
+        stage = self.stage
+        state = stage.state() if self._states else None
+        part = Part(stage.index, batches, self._busy, self._gaps / max(1, self._updates), stage.losses, state)
+        stage.losses = []
+        self._busy, self._gaps, self._updates = 0.0, 0, 0
+        return part
+
+
+def _pieces(tree: Any, size: int, micro: int, what: str) -> list[Any]:
+    """A batch cut into micro-batches along its first dimension; None for those a small batch has no samples for."""
+    if micro == 1:
+        return [tree]
+    for tensor in tree_leaves(tree):
+        if not isinstance(tensor, Tensor) or not tensor.dim() or tensor.shape[0] != size:
+            raise ValueError(
+                f"micro={micro} cuts a batch along its first dimension, but this {what} is not a tensor of {size} rows"
+            )
+    out: list[Any] = []
+    for j in range(micro):
+        start = j * (size // micro) + min(j, size % micro)
+        stop = start + size // micro + (j < size % micro)
+        out.append(tree_map(lambda t, a=start, b=stop: t[a:b], tree) if stop > start else None)
+    return out

@@ -1,0 +1,76 @@
+"""What a split gives back: the stages and what they are expected to cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class SplitReport:
+    """Which units went to which stage and what each stage costs.
+
+    Attributes:
+        costs: The cost of each stage.
+        unit: What the costs count: ``"s"`` (seconds of forward and backward on the example),
+            ``"parameters"`` or ``"units"``.
+        names: The names of the units of each stage, in execution order: the qualified name of a
+            submodule, or the name of an operation such as ``add_1``.
+        unused: Parameters and buffers of the model that its forward never touches, so no stage owns them.
+
+    Example:
+        >>> report = SplitReport(costs=(30, 10), unit="parameters", names=(("conv", "relu"), ("fc",)))
+        >>> print(report)
+        stage  units            cost         share
+        0      conv .. relu (2) 30 parameters  75%
+        1      fc (1)           10 parameters  25%
+        predicted speed-up: 1.33 with 2 stages
+    """
+
+    costs: tuple[float, ...]
+    unit: str
+    names: tuple[tuple[str, ...], ...]
+    unused: tuple[str, ...] = ()
+
+    @property
+    def speedup(self) -> float:
+        """Total cost over the largest: how much faster than one worker, if no stage ever waits."""
+        return sum(self.costs) / max(self.costs) if max(self.costs) > 0 else 1.0
+
+    def __str__(self) -> str:
+        total = sum(self.costs) or 1
+        spans = [f"{' .. '.join(dict.fromkeys([n[0], n[-1]]))} ({len(n)})" for n in self.names if n]
+        amounts = [f"{c:.3g} s" if self.unit == "s" else f"{c:g} {self.unit}" for c in self.costs]
+        wide, high = max(map(len, [*spans, "units"])), max(map(len, [*amounts, "cost"]))
+        lines = [f"{'stage':<6} {'units':<{wide}} {'cost':<{high - 1}} share"]
+        for stage, (span, amount, cost) in enumerate(zip(spans, amounts, self.costs)):
+            lines.append(f"{stage:<6} {span:<{wide}} {amount:<{high}} {cost / total:4.0%}")
+        count = f"{len(self.costs)} stage{'s' if len(self.costs) > 1 else ''}"
+        lines.append(f"predicted speed-up: {self.speedup:.2f} with {count}")
+        if self.unused:
+            lines.append(f"in no stage, for forward never uses them: {', '.join(self.unused)}")
+        return "\n".join(lines)
+
+
+class Stages(list[nn.Module]):
+    """The stages of a model, in order: a list of modules that also knows where it comes from.
+
+    Attributes:
+        model: The model that was split. The stages hold its own parameters and buffers, so training the
+            stages trains the model.
+        report: What each stage holds and costs.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        >>> report = SplitReport(costs=(1, 1), unit="units", names=(("0",), ("1",)))
+        >>> stages = Stages([model[0], model[1]], model=model, report=report)
+        >>> len(stages), stages.report.speedup
+        (2, 2.0)
+    """
+
+    def __init__(self, stages: Iterable[nn.Module], *, model: nn.Module, report: SplitReport) -> None:
+        super().__init__(stages)
+        self.model = model
+        self.report = report

@@ -1,0 +1,217 @@
+"""Cut a model into stages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from freewheel._errors import unknown
+from freewheel.split._arguments import check_example, check_model, check_no_example, check_plan
+from freewheel.split._balance import best_cuts, bounds
+from freewheel.split._line import Line, draw
+from freewheel.split._measure import measure
+from freewheel.split._owners import check_owners, parameter_counts, unused
+from freewheel.split._report import SplitReport, Stages
+from freewheel.split._stages import build
+from freewheel.split._trace import BY_HAND, is_plain_sequential, trace, write_down
+from freewheel.split._tree import tensors
+from freewheel.split._values import infer, observe
+
+
+def split(
+    model: nn.Module,
+    k: int | None = None,
+    *,
+    example: Any = None,
+    by: str = "time",
+    at: Sequence[str] | None = None,
+    balance: Sequence[int] | None = None,
+) -> Stages:
+    """Cut a model into k stages that, run one after the other, give what the model gives, bit for bit.
+
+    Between two stages travels one value: the tensor that crosses the cut, or a tuple of tensors in a fixed
+    order if there are several; the next stage takes that value as its only argument. What only a later
+    stage needs is passed on by those between. Sizes and other plain values do not travel: the stage that
+    needs one asks the tensor it came from, which crosses in its place, so any batch size will do. The first
+    stage takes what the model takes; the last returns what the model returns.
+
+    The stages hold the model's own submodules, parameters and buffers under their own qualified names.
+    ``stage.train()`` and ``stage.eval()`` also reach calls such as ``F.dropout(x, training=self.training)``.
+
+    A ``nn.Sequential`` is cut between its children, and those of Sequentials within it. Any other model is
+    traced with ``torch.fx`` and cut between calls of leaf submodules, functions and methods; submodules
+    that cannot be traced are kept whole. No stage begins with a call that would change in place the tensor
+    it receives.
+
+    Among all cuts into contiguous stages, the one whose dearest stage costs least is taken. Ties go to the
+    least sum of squared costs, then to the smallest messages, then to the latest cuts.
+
+    Args:
+        model: The model.
+        k: The number of stages; may be left out with ``at`` or ``balance``.
+        example: What the model is called with: a tensor; a tuple, for ``model(*example)``; or a dict, for
+            ``model(**example)``. The first stage then takes that tensor, tuple or dict. Needed for
+            ``by="time"`` and for models that take several arguments. Without it, messages are supposed
+            to be as small as they are few.
+        by: What to balance: ``"time"``, measured forward and backward on the example in training mode, or
+            ``"parameters"``, their number.
+        at: Names of submodules; at the first call within each a new stage begins.
+        balance: The number of units of each stage, instead of balancing: children of a Sequential (or, if
+            the numbers add up to more, those of the Sequentials within), else calls in the traced graph.
+
+    Raises:
+        ValueError: The model cannot be cut as asked; the message says why and what to do.
+        TypeError: An argument is of the wrong kind.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> stages = split(model, 2, by="parameters")
+        >>> print(stages.report)
+        stage  units      cost         share
+        0      0 .. 1 (2) 40 parameters  31%
+        1      2 .. 4 (3) 90 parameters  69%
+        predicted speed-up: 1.44 with 2 stages
+        >>> x = torch.randn(3, 4)
+        >>> torch.equal(stages[1](stages[0](x)), model(x))
+        True
+        >>> stages[1].get_parameter("2.weight") is model[2].weight
+        True
+    """
+    check_model(model)
+    stages = check_plan(k, by, at, balance)
+    output = None
+    if example is not None:
+        output = check_example(model, example)
+    elif stages > 1:
+        check_no_example(model, timed=by == "time" and at is None and balance is None)
+    if stages == 1 and balance is None and not isinstance(example, tuple | dict):
+        return _whole(model)
+
+    line = _line(model, example, balance, output)
+    if balance is not None or at is not None:
+        cuts = _cuts_at(line, at) if at is not None else _cuts_after(line, balance or [])
+        costs, unit = [1] * len(line.units), "units"
+    else:
+        _check_room(line, stages)
+        timed = by == "time" and example is not None
+        costs, unit = (measure(line, example), "s") if timed else (parameter_counts(line), "parameters")
+        messages = [sum(item.elements for item in message) for message in line.messages]
+        cuts = best_cuts(costs, stages, messages=messages, forbidden=line.forbidden)
+
+    parts = bounds(cuts, len(line.units))
+    check_owners(line, parts)
+    report = SplitReport(
+        costs=tuple(sum(costs[start:end]) for start, end in parts),
+        unit=unit,
+        names=tuple(tuple(line.name(u) for u in line.units[start:end]) for start, end in parts),
+        unused=unused(line),
+    )
+    return Stages(build(line, parts), model=model, report=report)
+
+
+def _whole(model: nn.Module) -> Stages:
+    """The model as its own single stage."""
+    count = sum(p.numel() for p in model.parameters())
+    report = SplitReport(costs=(count,), unit="parameters", names=((type(model).__name__,),))
+    return Stages([model], model=model, report=report)
+
+
+def _line(model: nn.Module, example: Any, balance: Sequence[int] | None, output: Any) -> Line:
+    """The model as a line of units."""
+    if is_plain_sequential(model):
+        chain = cast(nn.Sequential, model)
+        traced = write_down(chain, flat=balance is None or sum(balance) != len(chain))
+    else:
+        traced = trace(model, example)
+    values = infer(traced) if example is None else observe(traced, example)
+    if example is not None and not _same(values.output, output):
+        raise ValueError(
+            f"model: tracing {type(model).__name__}.forward does not give what calling it gives, for it "
+            f"depends on something other than its input: move that into a submodule, {BY_HAND}"
+        )
+    line = draw(traced, values)
+    if not line.units:
+        raise ValueError(f"model: {type(model).__name__} has no layers to cut between")
+    return line
+
+
+def _same(one: Any, two: Any) -> bool:
+    ones, twos = list(tensors(one)), list(tensors(two))
+    return len(ones) == len(twos) and all(_close(a, b) for a, b in zip(ones, twos))
+
+
+def _close(one: Tensor, two: Tensor) -> bool:
+    """Alike up to the noise of operations that are not deterministic."""
+    return one.shape == two.shape and torch.allclose(one, two, rtol=1e-2, atol=1e-3, equal_nan=True)
+
+
+def _check_room(line: Line, k: int) -> None:
+    """Refuse more stages than there are pieces to share out."""
+    pieces = len(line.units) - len(line.forbidden)
+    if k <= pieces:
+        return
+    notes = "".join(f"; '{name}' cannot be traced and counts as one" for name in line.traced.whole)
+    if line.forbidden:
+        cut, reason = min(line.forbidden.items())
+        where = f"before '{line.name(line.units[cut])}': {reason}"
+        notes += f"; {len(line.forbidden)} cuts are ruled out, such as {where}"
+    raise ValueError(
+        f"k={k}: {type(line.model).__name__} has {len(line.units)} layers, which make {pieces} stages "
+        f"at most{notes}; give k <= {pieces}, {BY_HAND}"
+    )
+
+
+def _cuts_after(line: Line, balance: Sequence[int]) -> list[int]:
+    """The cuts after so many units each."""
+    if sum(balance) != len(line.units):
+        children = line.traced.sequential and len(list(line.model.children())) != len(line.units)
+        whole = f" ({len(list(line.model.children()))} children)" if children else ""
+        raise ValueError(
+            f"balance={list(balance)} adds up to {sum(balance)}, but {type(line.model).__name__} has "
+            f"{len(line.units)} units{whole}: make the two numbers the same"
+        )
+    cuts = list(accumulate(balance))[:-1]
+    for cut in cuts:
+        if cut in line.forbidden:
+            name = line.name(line.units[cut])
+            raise ValueError(
+                f"balance={list(balance)}: no stage can begin at '{name}': {line.forbidden[cut]}"
+            )
+    return cuts
+
+
+def _cuts_at(line: Line, at: Sequence[str]) -> list[int]:
+    """The cuts before the first unit of each named submodule."""
+    cuts = [0]
+    for i, name in enumerate(at):
+        cut = _first_unit(line, name)
+        if cut == 0:
+            raise ValueError(f"at: nothing comes before {name!r}, so no stage begins there: leave it out")
+        if cut <= cuts[-1]:
+            how = "begin at the same layer" if cut == cuts[-1] else "are out of execution order"
+            raise ValueError(f"at: {at[i - 1]!r} and {name!r} {how}: name the stages in the order they run")
+        if cut in line.forbidden:
+            raise ValueError(f"at: no stage can begin at {name!r}: {line.forbidden[cut]}")
+        cuts.append(cut)
+    return cuts[1:]
+
+
+def _first_unit(line: Line, name: str) -> int:
+    for i, unit in enumerate(line.units):
+        if any(path == name or path.startswith(f"{name}.") for path in line.paths(unit)):
+            return i
+    modules = [known for known, _ in line.model.named_modules(remove_duplicate=False) if known]
+    if name not in modules:
+        near = difflib.get_close_matches(name, modules, n=8, cutoff=0)
+        raise unknown("submodule in at", name, near)
+    inside = next((line.name(u) for u in line.units if name.startswith(f"{line.name(u)}.")), None)
+    if inside is not None:
+        raise ValueError(
+            f"at: {name!r} is inside {inside!r}, which is kept whole: name {inside!r}, {BY_HAND}"
+        )
+    raise ValueError(f"at: {name!r} is never called by the model, so no stage can begin there: leave it out")

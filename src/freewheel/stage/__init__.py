@@ -1,0 +1,32 @@
+"""Stages: a module, its optimizer, its weight versions, and the corrections of its gradient and step."""
+
+from freewheel.stage._corrections import (
+    Accumulate,
+    Correction,
+    DelayCompensation,
+    Discrepancy,
+    Gradients,
+    Hooks,
+    Shrink,
+    Site,
+    StalenessStep,
+)
+from freewheel.stage._random import seed_of
+from freewheel.stage._stage import Loss, Stage, StageOptions, load_tensors
+
+__all__ = [
+    "Accumulate",
+    "Correction",
+    "DelayCompensation",
+    "Discrepancy",
+    "Gradients",
+    "Hooks",
+    "Loss",
+    "Shrink",
+    "Site",
+    "Stage",
+    "StageOptions",
+    "StalenessStep",
+    "load_tensors",
+    "seed_of",
+]

@@ -1,0 +1,71 @@
+"""Random numbers that belong to a batch and a stage, not to a thread.
+
+Dropout and its kin draw from torch's one process-wide generator. Two stages running at once would share it, and the
+order of their draws would depend on timing. Here every forward of (seed, stage, batch, micro-batch) draws from a
+generator of its own, so that it can be repeated at any time: by another runtime, or by a recomputation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def seed_of(*parts: int) -> int:
+    """A 63-bit seed made from whole numbers; different ones give unrelated streams.
+
+    Example:
+        >>> seed_of(0, 1, 2) == seed_of(0, 1, 2), seed_of(0, 1, 2) == seed_of(0, 2, 1)
+        (True, False)
+    """
+    digest = hashlib.blake2b(",".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class SeededDraws(TorchDispatchMode):
+    """Inside this mode every random operation draws from the mode's own generator.
+
+    `used` tells whether there was one: a stage that has none need not pay for the mode again.
+    """
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        super().__init__()
+        self.used = False
+        self._generator = torch.Generator(device=device)
+        self._generator.manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        self.used = True
+        if func is torch.ops.aten.native_dropout.default:
+            return self._dropout(*args, **kwargs)
+        if any(argument.name == "generator" for argument in func._schema.arguments):
+            if kwargs.get("generator") is None:
+                kwargs = {**kwargs, "generator": self._generator}
+            return func(*args, **kwargs)
+        for overload in func.overloadpacket.overloads():
+            # torch.rand and friends take a generator in an overload of their own.
+            other = getattr(func.overloadpacket, overload)
+            names = [a.name for a in other._schema.arguments]
+            if names == [*(a.name for a in func._schema.arguments), "generator"] or (
+                "generator" in names
+                and [n for n in names if n != "generator"] == [a.name for a in func._schema.arguments]
+            ):
+                return other(*args, **{**kwargs, "generator": self._generator})
+        raise RuntimeError(
+            f"{func} draws random numbers but takes no generator, so its result would depend on timing: "
+            "set its dropout to 0, or use another kernel"
+        )
+
+    def _dropout(self, x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+        if not train or p == 0:
+            return x.clone(), torch.ones_like(x, dtype=torch.bool)
+        if p == 1:
+            return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+        mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=self._generator)
+        return x * mask * (1 / (1 - p)), mask

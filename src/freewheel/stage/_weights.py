@@ -1,0 +1,181 @@
+"""Weight versions: which tensors a forward runs on and a late backward sees.
+
+Nothing here edits a tensor behind autograd's back. A late stage forwards on *copies* of its weights, so that the
+optimizer may change the weights themselves in place while older graphs are alive; or it packs its weights as
+handles, which autograd's own hooks resolve when the backward runs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+Tensors = Sequence[Tensor]
+
+
+class Weights(ABC):
+    """The trainable weights of a stage and their versions."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.live: list[nn.Parameter] = [p for p in module.parameters() if p.requires_grad]
+
+    @contextmanager
+    def forward(self, version: int) -> Iterator[Tensors]:
+        """Inside, the module runs on the weights a forward at this version uses; they are what it differentiates by."""
+        yield self.live
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Inside, a backward of an earlier forward runs."""
+        yield
+
+    def release(self, version: int) -> None:
+        """One graph made at this version is gone."""
+
+    def updated(self) -> None:
+        """The live weights have a new version."""
+
+    @property
+    def copies(self) -> int:
+        """How many sets of weights are held, the live one included."""
+        return 1
+
+
+class Live(Weights):
+    """The weights themselves: for a stage that learns before it changes."""
+
+
+class Stash(Weights):
+    """A copy for each version that a graph still needs; freed, and used again, as soon as none does.
+
+    With `predict`, the copy is extrapolated by that many steps along the last one:
+    w + s·(w - w_before), which for SGD with momentum is SpecTrain's prediction w - s·lr·v (Chen et al., 2018).
+    """
+
+    def __init__(self, module: nn.Module, predict: int = 0) -> None:
+        super().__init__(module)
+        self._slots = _slots(module, self.live)
+        self._held: dict[int, tuple[list[Tensor], int]] = {}  # version -> copy, number of graphs that need it
+        self._spare: list[list[Tensor]] = []
+        self._predict = predict
+        self._before: list[Tensor] = [p.detach().clone() for p in self.live] if predict else []
+        self._now: list[Tensor] = [p.detach().clone() for p in self.live] if predict else []
+
+    @contextmanager
+    def forward(self, version: int) -> Iterator[Tensors]:
+        """Runs the module on this version's copy, making it if it is the first to need it."""
+        copy, users = self._held.get(version) or (self._copy(), 0)
+        self._held[version] = (copy, users + 1)
+        for slots, tensor in zip(self._slots, copy):
+            for parameters, name in slots:
+                parameters[name] = tensor
+        try:
+            yield copy
+        finally:
+            for slots, tensor in zip(self._slots, self.live):
+                for parameters, name in slots:
+                    parameters[name] = tensor
+
+    def release(self, version: int) -> None:
+        """Gives the copy back once no graph needs it."""
+        copy, users = self._held.pop(version)
+        if users > 1:
+            self._held[version] = (copy, users - 1)
+        else:
+            self._spare.append(copy)
+
+    def updated(self) -> None:
+        """Keeps the step for the prediction, and lets go of spare copies that are not in steady use."""
+        if self._predict:
+            with torch.no_grad():
+                self._before, self._now = self._now, self._before
+                torch._foreach_copy_(self._now, self.live)
+        del self._spare[1:]
+
+    @property
+    def copies(self) -> int:
+        """The live weights and every stashed version."""
+        return 1 + len(self._held)
+
+    def _copy(self) -> list[Tensor]:
+        with torch.no_grad():
+            if self._spare:
+                copy = self._spare.pop()
+                if copy:
+                    torch._foreach_copy_(copy, self.live)
+            else:
+                copy = [p.detach().clone().requires_grad_() for p in self.live]
+            if self._predict and copy:
+                torch._foreach_add_(copy, torch._foreach_sub(self._now, self._before), alpha=self._predict)
+        return copy
+
+
+class Current(Weights):
+    """The newest weights with the forward's stored activations (PipeMare).
+
+    The forward packs every saved tensor that shares memory with a weight as a handle. The backward unpacks it as the
+    same view of the weights of its own time, or of what `corrected` makes of them. Gradients are then not those of
+    any one set of weights; that is the method. A saved tensor computed *from* a weight (by weight norm, say) is not a
+    view of it and keeps its forward-time value.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.corrected: Callable[[Tensors], Tensors] | None = None
+        self._spans: dict[int, list[tuple[range, int]]] = {}  # storage -> where in it each weight lies
+        for i, p in enumerate(self.live):
+            span = range(p.storage_offset(), p.storage_offset() + p.numel())
+            self._spans.setdefault(p.untyped_storage().data_ptr(), []).append((span, i))
+        self._seen: Tensors = self.live
+
+    @contextmanager
+    def forward(self, version: int) -> Iterator[Tensors]:
+        """Runs on the live weights, which autograd saves as handles."""
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+            yield self.live
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Resolves the handles to the weights of now."""
+        with torch.no_grad():
+            self._seen = self.corrected(self.live) if self.corrected else self.live
+        try:
+            yield
+        finally:
+            self._seen = self.live
+
+    def _pack(self, tensor: Tensor) -> Tensor | _Handle:
+        for span, index in self._spans.get(tensor.untyped_storage().data_ptr(), ()):
+            if tensor.storage_offset() in span:
+                return _Handle(index, tensor.size(), tensor.stride(), tensor.storage_offset() - span.start)
+        return tensor
+
+    def _unpack(self, packed: Tensor | _Handle) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        weight = self._seen[packed.index].detach()
+        return weight.as_strided(packed.size, packed.stride, weight.storage_offset() + packed.offset)
+
+
+class _Handle(NamedTuple):
+    """A view of a weight, without the weight."""
+
+    index: int
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+def _slots(module: nn.Module, live: Sequence[nn.Parameter]) -> list[list[tuple[dict, str]]]:
+    """For each weight, every place in the module tree that holds it."""
+    places: dict[int, list[tuple[dict, str]]] = {id(p): [] for p in live}
+    for child in module.modules():
+        for name, parameter in child._parameters.items():
+            if id(parameter) in places:
+                places[id(parameter)].append((child._parameters, name))
+    return [places[id(p)] for p in live]

@@ -1,0 +1,8 @@
+"""The trainer: fit, evaluate, callbacks and history."""
+
+from freewheel.trainer._evaluate import accuracy
+from freewheel.trainer._fit import Callback, Chain, EpochEnd
+from freewheel.trainer._history import Epoch, History, Score
+from freewheel.trainer._trainer import Trainer
+
+__all__ = ["Callback", "Chain", "Epoch", "EpochEnd", "History", "Score", "Trainer", "accuracy"]

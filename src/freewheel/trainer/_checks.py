@@ -1,0 +1,117 @@
+"""What a trainer asks of its arguments, each refusal one clear line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from freewheel.plan import Schedule
+
+OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+def check_stages(stages: object) -> list[nn.Module]:
+    """The stages as a list, if they are modules that share nothing."""
+    if isinstance(stages, nn.Module):
+        raise TypeError(
+            f"stages is one {type(stages).__name__}: cut it first, stages = fw.split(model, k, example=x), or give [model]"
+        )
+    if not isinstance(stages, Sequence) or isinstance(stages, str):
+        raise TypeError(f"stages={stages!r}: give a list of modules, such as fw.split(model, k, example=x)")
+    if not stages:
+        raise ValueError("stages is empty: give at least one module")
+    owner: dict[int, tuple[int, str]] = {}
+    for k, stage in enumerate(stages):
+        if not isinstance(stage, nn.Module):
+            raise TypeError(f"stages[{k}] is a {type(stage).__name__}, not a torch.nn.Module")
+        for name, tensor in [*stage.named_parameters(), *stage.named_buffers()]:
+            other, theirs = owner.setdefault(id(tensor), (k, name))
+            if other != k:
+                raise ValueError(
+                    f"stages {other} and {k} share a parameter or buffer ({theirs!r} and {name!r}): each stage must own "
+                    "its weights alone; put both uses into one stage, or give one of them a copy"
+                )
+    return list(stages)
+
+
+def make_optimizers(
+    factory: OptimizerFactory | Mapping[int, OptimizerFactory], stages: Sequence[nn.Module]
+) -> list[torch.optim.Optimizer | None]:
+    """An optimizer for each stage that has anything to train."""
+    if isinstance(factory, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer is a {type(factory).__name__} that exists already: give a factory for each stage's own, such as "
+            "functools.partial(torch.optim.SGD, lr=0.1)"
+        )
+    out: list[torch.optim.Optimizer | None] = []
+    if isinstance(factory, Mapping):
+        for key in factory:
+            if key not in range(len(stages)):
+                raise ValueError(
+                    f"optimizer has a factory for stage {key!r}, but the stages are 0 to {len(stages) - 1}"
+                )
+    for k, stage in enumerate(stages):
+        parameters = [p for p in stage.parameters() if p.requires_grad]
+        if not parameters:
+            out.append(None)
+            continue
+        if isinstance(factory, Mapping) and k not in factory:
+            raise ValueError(
+                f"optimizer has no factory for stage {k}, which has {len(parameters)} parameters to train"
+            )
+        make = factory[k] if isinstance(factory, Mapping) else factory
+        if not callable(make):
+            raise TypeError(
+                f"optimizer={make!r}: give a factory such as functools.partial(torch.optim.SGD, lr=0.1)"
+            )
+        optimizer = make(parameters)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(
+                f"optimizer gave a {type(optimizer).__name__} for stage {k}, not a torch.optim.Optimizer"
+            )
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise TypeError(
+                "optimizer gave an LBFGS, which runs the network again within a step: use one that does not"
+            )
+        out.append(optimizer)
+    if not any(out):
+        raise ValueError("no stage has a parameter that requires a gradient: there is nothing to train")
+    return out
+
+
+def check_clip(clip: object, scope: object, schedule: Schedule) -> None:
+    """Clipping by the norm of each stage always makes sense; by the global norm only where stages are in step."""
+    if scope not in ("stage", "global"):
+        raise ValueError(f"clip_scope={scope!r}: give 'stage' or 'global'")
+    if clip is None:
+        if scope == "global":
+            raise ValueError(
+                "clip_scope='global' without a clip: give the largest norm as well, such as clip=1.0"
+            )
+        return
+    if isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip > 0:
+        raise ValueError(f"clip={clip!r}: give the largest gradient norm, a number above 0")
+    if scope == "global" and schedule.asynchronous:
+        raise ValueError(
+            f"clip_scope='global' with {schedule.name} (delays={schedule.delays}): at no time do the stages hold gradients of "
+            "the same batch, so the norm over all of them does not exist before some have been updated; "
+            "clip each stage by its own norm (clip_scope='stage')"
+        )
+
+
+def check_autocast(dtype: Any, schedule: Schedule) -> None:
+    """Only bfloat16, and not where autograd must find the weights again."""
+    if dtype is None:
+        return
+    if dtype is not torch.bfloat16:
+        raise ValueError(
+            f"autocast={dtype!r}: only torch.bfloat16 is supported (float16 would need a gradient scaler)"
+        )
+    if schedule.weights == "current" and schedule.asynchronous:
+        raise ValueError(
+            f"autocast with weights='current' ({schedule.name}): a late backward would see the bfloat16 copies made at its "
+            "forward, not the newest weights; use weights='stash' or 'recompute', or no autocast"
+        )

@@ -1,0 +1,187 @@
+"""One call of `fit`: feeding, cuts, records, callbacks, interruption."""
+
+from __future__ import annotations
+
+import copy
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from freewheel.runtime import Cut, Feed, Run
+from freewheel.stage import Stage, load_tensors, seed_of
+from freewheel.trainer._evaluate import Metric, evaluate
+from freewheel.trainer._history import Epoch, History, mean_loss
+from freewheel.trainer._progress import Progress
+
+
+class Chain(nn.Module):
+    """Stages run one after the other."""
+
+    def __init__(self, stages: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+
+    def forward(self, x: Any) -> Any:
+        """Passes the input through all stages."""
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochEnd:
+    """What a callback sees: the record of the epoch, and the network as it was after exactly that many batches."""
+
+    record: Epoch
+    history: History
+    stages: Sequence[nn.Module]
+
+    def model(self) -> nn.Module:
+        """The network at the cut, in eval mode; it changes after the callback returns, so copy what is to be kept."""
+        return Chain(self.stages).eval()
+
+
+Callback = Callable[[EpochEnd], Any]
+
+
+def fit(
+    stages: Sequence[Stage],
+    loader: Iterable[Any],
+    epochs: int,
+    *,
+    runtime: Callable[[Run], Cut | None],
+    threads: int,
+    metric: Metric,
+    validate: Iterable[Any] | None,
+    callbacks: Sequence[Callback],
+    progress: bool | None,
+    batches_before: int,
+) -> History:
+    """Trains the stages; see `Trainer.fit`."""
+    modules = [stage.module for stage in stages]
+    options = stages[0].options
+    watched = validate is not None or bool(callbacks)
+    shadows = copy.deepcopy(modules) if watched else []
+    bar = Progress(loader, epochs, enabled=progress)
+    feed = Feed(loader, epochs, on_batch=bar.advance)
+    history = History()
+    lap = _Lap()
+
+    def on_cut(cut: Cut) -> bool:
+        record = _record(cut, history, lap.seconds())
+        for shadow, part in zip(shadows, cut.parts):
+            assert part.state is not None
+            load_tensors(shadow, part.state["module"])
+        if validate is not None:
+            score = evaluate(shadows, validate, loss=options.loss, metric=metric, autocast=options.autocast)
+            record = replace(record, validation=score)
+        history.epochs.append(record)
+        bar.epoch(record)
+        answers = [
+            callback(EpochEnd(record=record, history=history, stages=shadows)) for callback in callbacks
+        ]
+        lap.restart()
+        return any(answer is True for answer in answers)
+
+    for stage in stages:
+        stage.begin(batches_before)
+    run = Run(stages, feed, on_cut=on_cut, states=watched, threads=threads)
+    with bar, _train_mode(modules), _seeded(seed_of(options.seed, batches_before)), _interruptible(feed):
+        stopped_at = runtime(run)
+    history.interrupted = feed.stopped
+    if stopped_at is not None:
+        history.stopped = True
+        for stage, part in zip(stages, stopped_at.parts):
+            assert part.state is not None
+            stage.load(part.state)
+    else:
+        rest = Cut(feed.announced, tuple(i.part(feed.announced) for i in run.interpreters))
+        if rest.parts[-1].losses:
+            history.epochs.append(replace(_record(rest, history, lap.seconds()), complete=False))
+    return history
+
+
+class _Lap:
+    """Time since the last restart."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self._start = time.perf_counter()
+
+    def seconds(self) -> float:
+        return max(time.perf_counter() - self._start, 1e-9)
+
+
+def _record(cut: Cut, history: History, seconds: float) -> Epoch:
+    loss, samples = mean_loss(cut.parts[-1].losses)
+    return Epoch(
+        epoch=len(history.epochs),
+        batches=cut.batches,
+        samples=samples,
+        loss=loss,
+        validation=None,
+        seconds=seconds,
+        images_per_second=samples / seconds,
+        busy=tuple(min(1.0, part.busy / seconds) for part in cut.parts),
+        staleness=tuple(part.staleness for part in cut.parts),
+    )
+
+
+@contextmanager
+def _train_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Puts a module that is in eval mode as a whole into train mode; one that is not keeps the modes of its parts."""
+    sleeping = [module for module in modules if not module.training]
+    for module in sleeping:
+        module.train()
+    yield
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Inside, the process-wide generators start from this seed; afterwards they are as they were."""
+    before, python = torch.get_rng_state(), random.getstate()
+    numpy = sys.modules.get("numpy")
+    state = numpy.random.get_state() if numpy else None
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if numpy:
+        numpy.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+        random.setstate(python)
+        if numpy:
+            numpy.random.set_state(state)
+
+
+@contextmanager
+def _interruptible(feed: Feed) -> Iterator[None]:
+    """The first Ctrl-C ends the feed, so that the pipeline drains; a second one is a KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def handle(number: int, frame: Any) -> None:
+        if feed.stopped:
+            raise KeyboardInterrupt
+        feed.stop()
+        sys.stderr.write("\ninterrupted: finishing the batches under way (Ctrl-C again stops at once)\n")
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,78 @@
+"""What a training run leaves behind: a record for each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What a network scored on a loader."""
+
+    loss: float
+    metric: float | None
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """One epoch: the training loss, the score at its end, and how the stages were used.
+
+    `busy` is each stage's share of the time spent computing; `staleness` the mean number of updates between a batch's
+    forward and its own update. `complete` is False for an epoch that was broken off.
+    """
+
+    epoch: int
+    batches: int
+    samples: int
+    loss: float
+    validation: Score | None
+    seconds: float
+    images_per_second: float
+    busy: tuple[float, ...]
+    staleness: tuple[float, ...]
+    complete: bool = True
+
+
+@dataclass
+class History:
+    """The epochs of a run, in order.
+
+    Example:
+        >>> History().epochs, History().interrupted
+        ([], False)
+    """
+
+    epochs: list[Epoch] = field(default_factory=list)
+    interrupted: bool = False
+    stopped: bool = False
+
+    @property
+    def losses(self) -> list[float]:
+        """The training loss of each epoch."""
+        return [epoch.loss for epoch in self.epochs]
+
+    @property
+    def metrics(self) -> list[float | None]:
+        """The metric at the end of each epoch, where it was measured."""
+        return [None if epoch.validation is None else epoch.validation.metric for epoch in self.epochs]
+
+    @property
+    def batches(self) -> int:
+        """How many batches every stage was updated with."""
+        return self.epochs[-1].batches if self.epochs else 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain numbers, lists and dicts, ready for JSON."""
+        return asdict(self)
+
+
+def mean_loss(losses: Iterable[tuple[Any, int]]) -> tuple[float, int]:
+    """The mean loss over samples, from (loss, size) pairs, and their number."""
+    total, samples = 0.0, 0
+    for loss, size in losses:
+        total += float(loss) * size
+        samples += size
+    return (total / samples if samples else float("nan")), samples

@@ -1,0 +1,75 @@
+"""A progress bar on standard error: rich's where it is installed, a plain line otherwise."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from freewheel.trainer._history import Epoch
+
+
+class Progress:
+    """Counts batches, and shows the last epoch's record beside them.
+
+    Args:
+        loader: What is iterated; its length, where it has one, gives the total.
+        epochs: How many times.
+        enabled: Whether to show anything; by default where standard error is a terminal.
+    """
+
+    def __init__(self, loader: Iterable[Any], epochs: int, *, enabled: bool | None) -> None:
+        self._enabled = sys.stderr.isatty() if enabled is None else enabled
+        try:
+            self._total: int | None = len(loader) * epochs  # pyright: ignore[reportArgumentType]
+        except TypeError:
+            self._total = None
+        self._count, self._text = 0, f"epoch 1/{epochs}"
+        self._epochs = epochs
+        self._bar: Any = None
+
+    def __enter__(self) -> Progress:
+        if self._enabled:
+            try:
+                from rich.console import Console
+                from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+                from rich.progress import Progress as RichProgress
+            except ImportError:
+                return self
+            self._bar = RichProgress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self._bar.start()
+            self._task = self._bar.add_task(self._text, total=self._total)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif self._enabled:
+            sys.stderr.write("\n")
+
+    def advance(self) -> None:
+        """One more batch has gone in."""
+        self._count += 1
+        if self._bar is not None:
+            self._bar.advance(self._task)
+        elif self._enabled and self._count % 10 == 0:
+            sys.stderr.write(f"\r{self._text}  batch {self._count}/{self._total or '?'} ")
+            sys.stderr.flush()
+
+    def epoch(self, record: Epoch) -> None:
+        """An epoch is over."""
+        number = min(record.epoch + 2, self._epochs)
+        self._text = f"epoch {number}/{self._epochs}  loss {record.loss:.4f}"
+        if record.validation is not None and record.validation.metric is not None:
+            self._text += f"  metric {record.validation.metric:.4f}"
+        if self._bar is not None:
+            self._bar.update(self._task, description=self._text)

@@ -1,0 +1,210 @@
+"""The trainer: stages, a method, an optimizer and a runtime, put to work on a loader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from freewheel._errors import unknown
+from freewheel.methods import Method, whole_number
+from freewheel.methods import method as find_method
+from freewheel.plan import Plan
+from freewheel.runtime import RUNTIMES, intra_op_threads
+from freewheel.split import Stages
+from freewheel.stage import Loss, Stage, StageOptions
+from freewheel.trainer._checks import (
+    OptimizerFactory,
+    check_autocast,
+    check_clip,
+    check_stages,
+    make_optimizers,
+)
+from freewheel.trainer._evaluate import Metric, accuracy, evaluate
+from freewheel.trainer._fit import Callback, Chain, fit
+from freewheel.trainer._history import History, Score
+
+SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+class Trainer:
+    """Trains a network in stages, asynchronously, to the same weights bit for bit on every runtime.
+
+    Args:
+        stages: The network in order: `fw.split(model, k, example=x)`, or any list of modules, each taking what the
+            one before returns.
+        method: A method, or its name: `fw.FDG(shrink=0.5)`, `"fdg"`, `fw.Pipeline(delays=(2, 0))`.
+        loss: Gets the last stage's output and the target, gives one number, the mean over the batch.
+        optimizer: A factory called with each stage's parameters; or a dict of factories by stage.
+        scheduler: A factory called with each stage's optimizer; stepped once per update.
+        runtime: `threads` (a thread a stage) or `simulate` (all in one thread).
+        seed: Fixes everything that is drawn while training: dropout, shuffling by torch's and Python's generators.
+        clip: Largest norm of a gradient.
+        clip_scope: Whether that is the norm over a `stage`, or the `global` one over all (synchronous methods only).
+        autocast: `torch.bfloat16` runs forwards in it.
+        metric: Gets output and target, gives a number, or None; accuracy by default where the target is a class.
+        threads: Intra-op threads of each stage; the cores shared out evenly by default. Results depend on it, and on
+            nothing else of the machine.
+        slack: Extra length of the queues between stages; never changes the result.
+
+    Example:
+        >>> from functools import partial
+        >>> import torch.nn.functional as F
+        >>> import freewheel as fw
+        >>> stages = [nn.Sequential(nn.Linear(4, 8), nn.ReLU()), nn.Linear(8, 2)]
+        >>> trainer = fw.Trainer(stages, method="pipedream", loss=F.cross_entropy,
+        ...                      optimizer=partial(torch.optim.SGD, lr=0.1), runtime="threads", seed=0)
+        >>> loader = [(torch.randn(16, 4), torch.randint(2, (16,))) for _ in range(5)]
+        >>> history = trainer.fit(loader, epochs=2)
+        >>> len(history.epochs), history.batches, history.epochs[1].staleness
+        (2, 10, (1.0, 0.0))
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        *,
+        method: str | Method = "pipedream",
+        loss: Loss,
+        optimizer: OptimizerFactory | Mapping[int, OptimizerFactory],
+        scheduler: SchedulerFactory | None = None,
+        runtime: str = "threads",
+        seed: int = 0,
+        clip: float | None = None,
+        clip_scope: Literal["stage", "global"] = "stage",
+        autocast: torch.dtype | None = None,
+        metric: Metric = accuracy,
+        threads: int | None = None,
+        slack: int = 0,
+    ) -> None:
+        modules = check_stages(stages)
+        if runtime not in RUNTIMES:
+            raise unknown("runtime", runtime, RUNTIMES)
+        for name, value in (("loss", loss), ("metric", metric)):
+            if not callable(value):
+                raise TypeError(f"{name}={value!r}: give a function of the output and the target")
+        if scheduler is not None and not callable(scheduler):
+            raise TypeError(
+                f"scheduler={scheduler!r}: give a factory, such as partial(StepLR, step_size=1000)"
+            )
+        self.method = find_method(method)
+        self.runtime = runtime
+        self.metric = metric
+        self.threads = (
+            whole_number("threads", threads, least=1) if threads is not None else _share(len(modules))
+        )
+        self.seed = whole_number("seed", seed, least=0)
+        self._model = stages.model if isinstance(stages, Stages) else Chain(modules)
+        pipeline = self.method.pipeline(len(modules))
+        global_clip = clip_scope == "global" and clip is not None
+        schedule = pipeline.schedule(slack=whole_number("slack", slack, least=0), norms=global_clip)
+        check_clip(clip, clip_scope, schedule)
+        check_autocast(autocast, schedule)
+        # A plan repeats itself after its start, so that one a few rounds longer than that shows every rule kept.
+        self.plan = Plan.build(schedule, 2 * (max(schedule.delays) + schedule.stages) + 2)
+        self._options = StageOptions(
+            schedule=schedule,
+            corrections=tuple(pipeline.corrections),
+            loss=loss,
+            clip=clip,
+            autocast=autocast,
+            seed=self.seed,
+        )
+        optimizers = make_optimizers(optimizer, modules)
+        self._stages = [
+            Stage(
+                k,
+                module,
+                self._options,
+                optimizers[k],
+                None if scheduler is None or o is None else scheduler(o),
+            )
+            for k, (module, o) in enumerate(zip(modules, optimizers))
+        ]
+        self._batches = 0
+        self._running = False
+
+    @property
+    def stages(self) -> list[nn.Module]:
+        """The stages, as they were handed in."""
+        return [stage.module for stage in self._stages]
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer | None]:
+        """Each stage's optimizer, None for a stage with nothing to train."""
+        return [stage.optimizer for stage in self._stages]
+
+    def model(self) -> nn.Module:
+        """The trained network: the model that was split, with its own parameter names, or the stages in a row."""
+        return self._model
+
+    def evaluate(self, loader: Iterable[Any]) -> Score:
+        """The loss and the metric on a loader, in eval mode; nothing is changed."""
+        with intra_op_threads(self.threads):
+            return evaluate(
+                self.stages,
+                loader,
+                loss=self._options.loss,
+                metric=self.metric,
+                autocast=self._options.autocast,
+            )
+
+    def fit(
+        self,
+        loader: Iterable[Any],
+        epochs: int = 1,
+        *,
+        validate: Iterable[Any] | None = None,
+        callbacks: Sequence[Callback] = (),
+        progress: bool | None = None,
+    ) -> History:
+        """Trains for a number of passes over the loader, and returns what happened.
+
+        Between epochs the pipeline runs on; `validate` and the callbacks see a copy of the network as it was after
+        exactly so many batches. A callback that returns True ends the training with the weights of that copy. At the
+        end the pipeline drains: after N batches every stage has made N updates. Ctrl-C ends it in the same way, after
+        the batches that are under way.
+
+        Args:
+            loader: Anything that gives (input, target) pairs and can be iterated once per epoch.
+            epochs: Passes over it.
+            validate: A loader to score the network on after every epoch.
+            callbacks: Functions of an `EpochEnd`.
+            progress: Whether to show a progress bar; by default where standard error is a terminal.
+        """
+        whole_number("epochs", epochs, least=1)
+        if not isinstance(loader, Iterable):
+            raise TypeError(
+                f"loader is a {type(loader).__name__}: give something that can be iterated, of (input, target) pairs"
+            )
+        for callback in callbacks:
+            if not callable(callback):
+                raise TypeError(f"callbacks holds {callback!r}: give functions of an EpochEnd")
+        if self._running:
+            raise RuntimeError("fit is already running on this trainer: wait for it, or make another trainer")
+        self._running = True
+        try:
+            history = fit(
+                self._stages,
+                loader,
+                epochs,
+                runtime=RUNTIMES[self.runtime],
+                threads=self.threads,
+                metric=self.metric,
+                validate=validate,
+                callbacks=callbacks,
+                progress=progress,
+                batches_before=self._batches,
+            )
+        finally:
+            self._running = False
+        self._batches += history.batches
+        return history
+
+
+def _share(stages: int) -> int:
+    """The cores, shared out evenly."""
+    return max(1, len(os.sched_getaffinity(0)) // stages)
