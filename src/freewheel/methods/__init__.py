@@ -15,9 +15,7 @@ from freewheel.methods.pipedream import PipeDream
 from freewheel.methods.pipemare import PipeMare
 from freewheel.plan import Plan
 
-METHODS: dict[str, type[Method]] = {
-    m.name: m for m in (BP, GPipe, OneFOneB, DDG, FR, PipeDream, FDG, DSP, PipeMare)
-}
+METHODS: dict[str, type[Method]] = {m.name: m for m in (BP, GPipe, OneFOneB, DDG, FR, PipeDream, FDG, DSP, PipeMare)}
 
 
 def method(name: str | Method, **options: Any) -> Method:

@@ -82,16 +82,12 @@ class Pipeline(Method):
                 )
         whole_number("micro", self.micro, least=1)
         if self.micro > 1 and any(self.delays):
-            raise ValueError(
-                f"micro={self.micro}: micro-batches need zero delays, not delays={tuple(self.delays)}"
-            )
+            raise ValueError(f"micro={self.micro}: micro-batches need zero delays, not delays={tuple(self.delays)}")
         if any(min(pair) < 1 for pair in self.queues):
             raise ValueError(f"queues={tuple(self.queues)}: every queue needs a length of 1 or more")
         for correction in self.corrections:
             if not isinstance(correction, Correction):
-                raise TypeError(
-                    f"corrections holds a {type(correction).__name__}: give for instance fw.Shrink(0.5)"
-                )
+                raise TypeError(f"corrections holds a {type(correction).__name__}: give for instance fw.Shrink(0.5)")
             if correction.weights and self.weights not in correction.weights:
                 raise ValueError(
                     f"{type(correction).__name__} has no meaning with weights={self.weights!r}: "
@@ -101,13 +97,9 @@ class Pipeline(Method):
     def pipeline(self, k: int) -> Pipeline:
         """Itself, if it is made for k stages."""
         if len(self.delays) != k:
-            raise ValueError(
-                f"delays={tuple(self.delays)} are for {len(self.delays)} stages, but there are {k}"
-            )
+            raise ValueError(f"delays={tuple(self.delays)} are for {len(self.delays)} stages, but there are {k}")
         if self.queues and len(self.queues) != k - 1:
-            raise ValueError(
-                f"queues={tuple(self.queues)}: {k} stages have {k - 1} boundaries, each with a pair"
-            )
+            raise ValueError(f"queues={tuple(self.queues)}: {k} stages have {k - 1} boundaries, each with a pair")
         if self.ahead and len(self.ahead) != k:
             raise ValueError(f"ahead={tuple(self.ahead)} is for {len(self.ahead)} stages, but there are {k}")
         return self

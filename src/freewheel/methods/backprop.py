@@ -42,10 +42,10 @@ class GPipe(Method):
 
     ::
 
-        plan gpipe: delays=0,0 micro=2 ahead=2,2 batches=1
-        time     0       1       2       3       4       5
-        stage 0  F0.0@0  F0.1@0  .       .       B0.0@0  B0.1@0!
-        stage 1  .       F0.0@0  F0.1@0  B0.0@0  B0.1@0!  .
+        plan gpipe: delays=0,0 micro=3 ahead=3,3 batches=1
+        time     0       1       2       3       4       5       6        7
+        stage 0  F0.0@0  F0.1@0  F0.2@0  .       .       B0.0@0  B0.1@0   B0.2@0!
+        stage 1  .       F0.0@0  F0.1@0  F0.2@0  B0.0@0  B0.1@0  B0.2@0!  .
 
     Args:
         micro: Micro-batches M that each batch is cut into.
@@ -69,9 +69,10 @@ class OneFOneB(Method):
 
     ::
 
-        plan 1f1b: delays=0,0 micro=3 ahead=1,0 batches=1
-        time     0       1       2       3       4       5        6
-        stage 0  F0.0@0  F0.1@0  .       B0.0@0  F0.2@0  B0.1@0   B0.2@0!
+        plan 1f1b: delays=0,0 micro=4 ahead=1,0 batches=1
+        time     0       1       2       3       4       5       6       7       8        9
+        stage 0  F0.0@0  F0.1@0  .       B0.0@0  F0.2@0  B0.1@0  F0.3@0  B0.2@0  .        B0.3@0!
+        stage 1  .       F0.0@0  B0.0@0  F0.1@0  B0.1@0  F0.2@0  B0.2@0  F0.3@0  B0.3@0!  .
 
     Args:
         micro: Micro-batches M that each batch is cut into.

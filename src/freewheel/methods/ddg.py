@@ -27,7 +27,11 @@ class DDG(Method):
 
     ::
 
-        plan ddg
+        plan ddg: delays=2,1,0 turns=yes batches=3
+        time     0     1     2     3      4     5     6      7     8     9      10     11
+        stage 0  F0@0  .     .     F1@0   .     .     F2@0   .     .     B0@0!  B1@0!  B2@0!
+        stage 1  .     F0@0  .     .      F1@0  .     B0@0!  F2@1  .     B1@0!  B2@1!  .
+        stage 2  .     .     F0@0  B0@0!  .     F1@1  B1@1!  .     F2@2  B2@2!  .      .
     """
 
     name: ClassVar[str] = "ddg"
@@ -43,7 +47,11 @@ class FR(Method):
 
     ::
 
-        plan fr
+        plan fr: delays=2,1,0 weights=recompute turns=yes batches=3
+        time     0     1     2     3      4     5     6      7      8     9     10     11     12    13     14    15
+        stage 0  F0@0  .     .     F1@0   .     .     F2@0   .      .     .     R0@0   B0@0!  R1@1  B1@1!  R2@2  B2@2!
+        stage 1  .     F0@0  .     .      F1@0  .     R0@0   B0@0!  F2@1  .     R1@1   B1@1!  R2@2  B2@2!  .     .
+        stage 2  .     .     F0@0  B0@0!  .     F1@1  B1@1!  .      .     F2@2  B2@2!  .      .     .      .     .
     """
 
     name: ClassVar[str] = "fr"

@@ -31,7 +31,11 @@ class FDG(Method):
 
     ::
 
-        plan fdg
+        plan fdg: delays=4,2,0 order=backward cell=round batches=6
+        time     0     1     2           3           4           5           6           7           8      9
+        stage 0  F0@0  F1@0  F2@0        F3@0        B0@0! F4@1  B1@0! F5@2  B2@0!       B3@0!       B4@1!  B5@2!
+        stage 1  .     F0@0  F1@0        B0@0! F2@1  B1@0! F3@2  B2@1! F4@3  B3@2! F5@4  B4@3!       B5@4!  .
+        stage 2  .     .     F0@0 B0@0!  F1@1 B1@1!  F2@2 B2@2!  F3@3 B3@3!  F4@4 B4@4!  F5@5 B5@5!  .      .
 
     Args:
         shrink: The shrinking factor β, above 0 and at most 1; 1 does not shrink.

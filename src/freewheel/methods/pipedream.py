@@ -26,7 +26,11 @@ class PipeDream(Method):
 
     ::
 
-        plan pipedream
+        plan pipedream: delays=2,1,0 batches=4
+        time     0     1     2     3      4      5      6      7      8      9      10     11
+        stage 0  F0@0  F1@0  F2@0  .      .      B0@0!  F3@1   B1@0!  .      B2@0!  .      B3@1!
+        stage 1  .     F0@0  F1@0  .      B0@0!  F2@1   B1@0!  F3@2   B2@1!  .      B3@2!  .
+        stage 2  .     .     F0@0  B0@0!  F1@1   B1@1!  F2@2   B2@2!  F3@3   B3@3!  .      .
     """
 
     name: ClassVar[str] = "pipedream"

@@ -94,9 +94,7 @@ class Action(NamedTuple):
         """The action a token stands for; raises `ValueError` for anything else."""
         match = _TOKEN.fullmatch(token)
         if match is None:
-            raise ValueError(
-                f"cannot read the action {token!r}: write for instance F3@1, B3@1, U3@3, a3> or >g3"
-            )
+            raise ValueError(f"cannot read the action {token!r}: write for instance F3@1, B3@1, U3@3, a3> or >g3")
         before, letter, batch, micro, version, after = match.groups()
         compute = letter in "FRBU"
         if compute != (version is not None) or compute == bool(before or after) or (before and after):
@@ -104,9 +102,7 @@ class Action(NamedTuple):
                 f"cannot read the action {token!r}: F, R, B and U take a version (F3@1), messages one arrow (a3> or >a3)"
             )
         op = Op(f"{before or ''}{letter}{after or ''}")
-        return cls(
-            op, int(batch), None if version is None else int(version), None if micro is None else int(micro)
-        )
+        return cls(op, int(batch), None if version is None else int(version), None if micro is None else int(micro))
 
 
 _TOKEN = re.compile(r"(>)?([FRBUagtnc])(\d+)(?:\.(\d+))?(?:@(\d+))?(>)?")

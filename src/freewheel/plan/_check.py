@@ -131,24 +131,15 @@ class _Stage:
         if self.delay and weights == "recompute" and self.done[Op.RECOMPUTE].get(unit) != self.version:
             return "its forward has not been redone with the newest weights"
         if self.delay and weights in ("stash", "predict"):
-            fault = self._sees(
-                action, self.done[Op.FORWARD][unit], f"as its forward did (weights={weights!r})"
-            )
+            fault = self._sees(action, self.done[Op.FORWARD][unit], f"as its forward did (weights={weights!r})")
         else:
             fault = self._sees(action, self.version, f"the newest there is (weights={weights!r})")
         # Backward-first, the round's own forward is still to come.
         to_come = self.schedule.order == "backward" and self.delay > 0
         ahead = len(self.done[Op.FORWARD]) // self.micro - 1 - unit[0] + to_come
         drained = len(self.done[Op.FORWARD]) == self.batches * self.micro
-        if (
-            not fault
-            and self.micro == 1
-            and ahead != self.delay
-            and not (drained and ahead <= self.delay + to_come)
-        ):
-            return (
-                f"the stage has forwarded {ahead} batches beyond it, but the declared delay is {self.delay}"
-            )
+        if not fault and self.micro == 1 and ahead != self.delay and not (drained and ahead <= self.delay + to_come):
+            return f"the stage has forwarded {ahead} batches beyond it, but the declared delay is {self.delay}"
         return fault
 
     def _update(self, action: Action, unit: tuple[int, int]) -> str | None:

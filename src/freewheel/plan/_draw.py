@@ -33,9 +33,7 @@ def draw(schedule: Schedule, batches: int, streams: Streams, *, mark: Place | No
         for i, action in enumerate(actions):
             words = cells[stage].setdefault(when[stage][i], [])
             here = mark == (stage, i)
-            follows = (
-                words and before is not None and before.op is Op.BACKWARD and before.batch == action.batch
-            )
+            follows = words and before is not None and before.op is Op.BACKWARD and before.batch == action.batch
             if plain and follows and action.op is Op.UPDATE and action.version == updates and not here:
                 words[-1] += "!"
             elif action.op.is_compute or not plain or here:

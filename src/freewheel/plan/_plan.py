@@ -39,12 +39,11 @@ class Plan:
 
     Example:
         >>> import freewheel as fw
-        >>> plan = fw.plan("pipedream", k=2, batches=4)
-        >>> print(plan)
-        plan pipedream: delays=1,0 batches=4
-        time     0     1     2     3      4     5      6     7      8      9
-        stage 0  F0@0  F1@0  .     B0@0!  F2@1  B1@0!  F3@2  B2@1!  .      B3@2!
-        stage 1  .     F0@0  B0@0!  ...
+        >>> print(fw.plan("pipedream", k=2, batches=3))
+        plan pipedream: delays=1,0 batches=3
+        time     0     1     2      3      4      5      6      7
+        stage 0  F0@0  F1@0  .      B0@0!  F2@1   B1@0!  .      B2@1!
+        stage 1  .     F0@0  B0@0!  F1@1   B1@1!  F2@2   B2@2!  .
     """
 
     schedule: Schedule

@@ -28,9 +28,7 @@ class Feed:
     A batch is announced only when it is known whether its epoch goes on, which takes a look at the one after it.
     """
 
-    def __init__(
-        self, loader: Iterable[Any], epochs: int, *, on_batch: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, loader: Iterable[Any], epochs: int, *, on_batch: Callable[[], object] = lambda: None) -> None:
         self._source = _batches(loader, epochs)
         self._on_batch = on_batch
         self._changed = threading.Condition()
@@ -121,9 +119,7 @@ def _batches(loader: Iterable[Any], epochs: int) -> Iterator[Batch]:
 def _batch(number: int, item: Any) -> Batch:
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         came = (
-            f"{type(item).__name__} of length {len(item)}"
-            if isinstance(item, (tuple, list))
-            else type(item).__name__
+            f"{type(item).__name__} of length {len(item)}" if isinstance(item, (tuple, list)) else type(item).__name__
         )
         raise TypeError(f"loader gave a {came} as batch {number}: it must give pairs (input, target)")
     x, target = item

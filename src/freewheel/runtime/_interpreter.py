@@ -96,9 +96,7 @@ class Interpreter:
             Op.BACKWARD: self._backward,
             Op.UPDATE: self._update,
             Op.SEND_ACTIVATION: lambda unit: links[Op.SEND_ACTIVATION].put(self._activation),
-            Op.RECEIVE_ACTIVATION: lambda unit: self._received.update(
-                {unit: links[Op.RECEIVE_ACTIVATION].get()}
-            ),
+            Op.RECEIVE_ACTIVATION: lambda unit: self._received.update({unit: links[Op.RECEIVE_ACTIVATION].get()}),
             Op.SEND_GRADIENT: lambda unit: links[Op.SEND_GRADIENT].put(self._backed),
             Op.RECEIVE_GRADIENT: self._receive_gradient,
             Op.SEND_TURN: lambda unit: links[Op.SEND_TURN].put(unit),

@@ -32,18 +32,12 @@ def check_model(model: Any) -> None:
         raise TypeError(f"model must be a nn.Module, not {type(model).__name__}: {way}")
     for kind in type(model).__mro__:
         if kind.__name__ in _WRAPPERS:
-            raise TypeError(
-                f"model is a {kind.__name__}, which hides its layers: give {_WRAPPERS[kind.__name__]}"
-            )
+            raise TypeError(f"model is a {kind.__name__}, which hides its layers: give {_WRAPPERS[kind.__name__]}")
     lazy = next((name for name, p in [*model.named_parameters(), *model.named_buffers()] if is_lazy(p)), None)
     if lazy is not None:
-        raise ValueError(
-            f"model: '{lazy}' has no shape yet: call the model once on a batch before splitting it"
-        )
+        raise ValueError(f"model: '{lazy}' has no shape yet: call the model once on a batch before splitting it")
     if hooked(model):
-        raise ValueError(
-            "model has hooks of its own, which no stage would run: remove them or hook its submodules"
-        )
+        raise ValueError("model has hooks of its own, which no stage would run: remove them or hook its submodules")
 
 
 def check_plan(k: Any, by: Any, at: Any, balance: Any) -> int:
@@ -71,9 +65,7 @@ def check_plan(k: Any, by: Any, at: Any, balance: Any) -> int:
 
 def _check_at(at: Any) -> int:
     if isinstance(at, str) or not isinstance(at, Sequence):
-        raise TypeError(
-            f"at must be a list of submodule names, not {type(at).__name__}: at=['layer2', 'layer3']"
-        )
+        raise TypeError(f"at must be a list of submodule names, not {type(at).__name__}: at=['layer2', 'layer3']")
     for name in at:
         if not isinstance(name, str):
             raise TypeError(f"at must hold names of submodules, not {type(name).__name__} {name!r}")
@@ -84,9 +76,7 @@ def _check_at(at: Any) -> int:
 
 def _check_balance(balance: Any) -> int:
     if isinstance(balance, str) or not isinstance(balance, Sequence):
-        raise TypeError(
-            f"balance must be a list of numbers of units, not {type(balance).__name__}: [3, 4, 2]"
-        )
+        raise TypeError(f"balance must be a list of numbers of units, not {type(balance).__name__}: [3, 4, 2]")
     for count in balance:
         if not isinstance(count, int) or isinstance(count, bool):
             raise TypeError(f"balance must hold whole numbers, not {type(count).__name__} {count!r}")
@@ -107,13 +97,7 @@ def check_example(model: nn.Module, example: Any) -> Any:
             return call(model, example)
     except Exception as error:
         line = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
-        how = (
-            "*example"
-            if isinstance(example, tuple)
-            else "**example"
-            if isinstance(example, dict)
-            else "example"
-        )
+        how = "*example" if isinstance(example, tuple) else "**example" if isinstance(example, dict) else "example"
         raise ValueError(
             f"example: model({how}) failed in training mode with {type(error).__name__}: {line}; "
             "give a batch the model can be trained on"
@@ -137,8 +121,7 @@ def check_no_example(model: nn.Module, *, timed: bool) -> None:
     """Refuse to go on without an example where one is needed."""
     if timed:
         raise ValueError(
-            "example is missing: by='time' measures the layers on a batch; "
-            "give example=batch or by='parameters'"
+            "example is missing: by='time' measures the layers on a batch; give example=batch or by='parameters'"
         )
     if not takes_one_argument(model):
         raise ValueError(

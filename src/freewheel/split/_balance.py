@@ -78,7 +78,7 @@ def _gentlest(sums: Sequence[float], sizes: Sequence[float], k: int, limit: floa
     worst: _Way = (INFINITY, INFINITY, ())
     best: list[_Way] = [worst] * n + [(0.0, 0.0, ())]
     for _ in range(k):
-        row = [worst] * (n + 1)
+        row: list[_Way] = [worst] * (n + 1)
         for i in range(n - 1, -1, -1):
             for j in range(i + 1, n + 1):
                 cost = sums[j] - sums[i]

@@ -42,6 +42,8 @@ class Line:
         layouts: The layout of each node's value.
         messages: For each cut p (between the units p - 1 and p), what crosses it; messages[0] is empty.
         forbidden: The cuts that cannot be made, each with the reason.
+        avoided: The cuts after which a stage would change in place what it receives. They are made only
+            on request, or if there are not enough others.
         written: The attributes of the model that forward itself changes in place.
     """
 
@@ -51,6 +53,7 @@ class Line:
     layouts: dict[fx.Node, Layout]
     messages: tuple[tuple[Item, ...], ...]
     forbidden: dict[int, str]
+    avoided: frozenset[int]
     written: frozenset[str]
 
     @property
@@ -97,10 +100,21 @@ def draw(traced: Traced, values: Values) -> Line:
             units.append(node)
     last = _last_needs(traced.graph, position, len(units))
     messages = [()] + [_message(p, position, last, values.layouts) for p in range(1, len(units))]
-    written = {str(v.target) for v, _ in values.writes if v.op == "get_attr"}
-    line = Line(traced, tuple(units), position, values.layouts, tuple(messages), {}, frozenset(written))
-    line.forbidden.update(_forbidden(line, values, last))
-    return line
+    forbidden = _forbidden(values.layouts, position, last, messages)
+    writes = _writes(values, position, last)
+    for cut, names in writes.items():
+        if len(names) > 1:
+            forbidden[cut] = f"{' and '.join(names)} share memory that is written to after it"
+    return Line(
+        traced=traced,
+        units=tuple(units),
+        position=position,
+        layouts=values.layouts,
+        messages=tuple(messages),
+        forbidden=forbidden,
+        avoided=frozenset(writes),
+        written=frozenset(str(value.target) for value, _ in values.writes if value.op == "get_attr"),
+    )
 
 
 def _is_access(node: fx.Node, layouts: dict[fx.Node, Layout]) -> bool:
@@ -145,24 +159,32 @@ def _message(
     return tuple(Item(node, path, one.elements) for node in crossing for path, one in leaves(layouts[node]))
 
 
-def _forbidden(line: Line, values: Values, last: dict[fx.Node, int]) -> dict[int, str]:
+def _forbidden(
+    layouts: dict[fx.Node, Layout],
+    position: dict[fx.Node, int],
+    last: dict[fx.Node, int],
+    messages: list[tuple[Item, ...]],
+) -> dict[int, str]:
     """The cuts that cannot be made, and why."""
-    reasons: dict[int, str] = {}
-    for value, writer in values.writes:
-        if value in line.position:
-            for cut in range(line.position[value] + 1, line.position.get(writer, 0) + 1):
-                reasons[cut] = (
-                    f"'{line.name(writer)}' changes in place what would be received (use inplace=False)"
-                )
-    for node, place in line.position.items():
-        why = _cannot_travel(line.layouts[node])
+    reasons = {
+        cut: "nothing computed before it is used after it" for cut in range(1, len(messages)) if not messages[cut]
+    }
+    for node, place in position.items():
+        why = _cannot_travel(layouts[node])
         if why:
-            for cut in range(place + 1, min(last.get(node, -1), len(line.units) - 1) + 1):
-                reasons[cut] = f"the value of '{line.name(node)}' {why}"
-    for cut in range(1, len(line.units)):
-        if not line.messages[cut]:
-            reasons.setdefault(cut, "nothing computed before it is used after it")
+            for cut in range(place + 1, min(last.get(node, -1) + 1, len(messages))):
+                reasons[cut] = f"the value of '{node.name}' {why}"
     return reasons
+
+
+def _writes(values: Values, position: dict[fx.Node, int], last: dict[fx.Node, int]) -> dict[int, dict[str, None]]:
+    """For each cut, the values that cross it and are changed in place after it."""
+    found: dict[int, dict[str, None]] = {}
+    for value, writer in values.writes:
+        if value in position and writer in position:
+            for cut in range(position[value] + 1, min(position[writer], last.get(value, -1)) + 1):
+                found.setdefault(cut, {})[f"'{value.name}'"] = None
+    return found
 
 
 def _cannot_travel(layout: Layout) -> str:
@@ -170,8 +192,6 @@ def _cannot_travel(layout: Layout) -> str:
         return "may be several tensors: give example= so that it can be looked at"
     if isinstance(layout, Plain):
         return f"is a {type(layout.value).__name__} and only tensors travel"
-    parts = (
-        layout.values() if isinstance(layout, dict) else layout if isinstance(layout, tuple | list) else ()
-    )
+    parts = layout.values() if isinstance(layout, dict) else layout if isinstance(layout, tuple | list) else ()
     inside = [p for p in parts if not (isinstance(p, Plain) and p.value is None)]
     return next((why for why in map(_cannot_travel, inside) if why), "")

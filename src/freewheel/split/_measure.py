@@ -14,56 +14,60 @@ from freewheel.split._tree import map_tensors, tensors
 from freewheel.split._undisturbed import undisturbed
 
 WARM_UP = 2
-REPEATS = 5
+REPEATS = 7
 
 
 def measure(line: Line, example: Any) -> list[float]:
     """Seconds of forward and backward of each unit on the example, in training mode.
 
-    Each unit is run by itself on what the units before it gave, twice to warm up and then five times; the
-    median counts. Its backward starts from ones and goes to its parameters and to those inputs that need
-    a gradient. The model is left as it was.
+    The line is run from end to end, twice to warm up and then seven times, each unit by itself on what
+    the units before it gave; for each unit the median counts, so a moment when the machine was busy with
+    something else is left out. Backward starts from ones and goes to the parameters and to those inputs
+    that need a gradient. The model is left as it was.
     """
+    with undisturbed(line.model), torch.enable_grad():
+        passes = [_once(line, example) for _ in range(WARM_UP + REPEATS)]
+    return [median(seconds) for seconds in zip(*passes[WARM_UP:])]
+
+
+def _once(line: Line, example: Any) -> list[float]:
+    """The seconds of each unit in one pass."""
     seconds: dict[fx.Node, float] = {}
     values: dict[fx.Node, Any] = {}
     waiting = {node: len(node.users) for node in line.traced.graph.nodes}
-    with undisturbed(line.model), torch.enable_grad():
-        for node in line.traced.graph.nodes:
-            if node.op == "output":
-                break
-            if node.op == "placeholder":
-                values[node] = map_tensors(lambda t: t.detach().clone(), example)
-            elif node in line.position and node is line.units[line.position[node]]:
-                seconds[node], values[node] = _time(line, node, values)
-            else:
-                values[node] = line.traced.run(node, values.__getitem__)
-            for source in node.all_input_nodes:
-                waiting[source] -= 1
-                if not waiting[source]:
-                    del values[source]
+    units = set(line.units)
+    for node in line.traced.graph.nodes:
+        if node.op == "output":
+            break
+        if node.op == "placeholder":
+            values[node] = map_tensors(lambda t: t.detach().clone(), example)
+        elif node in units:
+            seconds[node], values[node] = _time(line, node, values)
+        else:
+            values[node] = line.traced.run(node, values.__getitem__)
+        for source in node.all_input_nodes:
+            waiting[source] -= 1
+            if not waiting[source]:
+                del values[source]
     return [seconds[unit] for unit in line.units]
 
 
 def _time(line: Line, node: fx.Node, values: dict[fx.Node, Any]) -> tuple[float, Any]:
-    """The median time of one unit, and its value cut loose from the units before it."""
-    parameters = _parameters(line, node)
-    runs, result = [], None
-    for _ in range(WARM_UP + REPEATS):
-        leaves = {n: map_tensors(_leaf, values[n]) for n in node.all_input_nodes}
-        inputs = {n: map_tensors(_writable, leaf) for n, leaf in leaves.items()}
+    """The time of one unit, and its value cut loose from the units before it."""
+    leaves = {n: map_tensors(_leaf, values[n]) for n in node.all_input_nodes}
+    inputs = {n: map_tensors(_writable, leaf) for n, leaf in leaves.items()}
+    start = _now(node, values)
+    result = line.traced.run(node, inputs.__getitem__)
+    spent = _now(node, values) - start
+    ends = [t for t in tensors(result) if t.grad_fn is not None]
+    sources = [t for t in [*_parameters(line, node), *tensors(list(leaves.values()))] if t.requires_grad]
+    sources = list({id(t): t for t in sources}.values())
+    if ends and sources:
+        ones = [torch.ones_like(t) for t in ends]
         start = _now(node, values)
-        result = line.traced.run(node, inputs.__getitem__)
-        spent = _now(node, values) - start
-        ends = [t for t in tensors(result) if t.grad_fn is not None]
-        sources = [t for t in [*parameters, *tensors(list(leaves.values()))] if t.requires_grad]
-        sources = list({id(t): t for t in sources}.values())
-        if ends and sources:
-            ones = [torch.ones_like(t) for t in ends]
-            start = _now(node, values)
-            torch.autograd.grad(ends, sources, ones, allow_unused=True)
-            spent += _now(node, values) - start
-        runs.append(spent)
-    return median(runs[WARM_UP:]), map_tensors(_leaf, result)
+        torch.autograd.grad(ends, sources, ones, allow_unused=True)
+        spent += _now(node, values) - start
+    return spent, map_tensors(_leaf, result)
 
 
 def _parameters(line: Line, node: fx.Node) -> list[Tensor]:

@@ -27,9 +27,7 @@ def when(training: bool, in_training: Any, in_evaluation: Any) -> Any:
     return in_training if training else in_evaluation
 
 
-def merge(
-    training: fx.Graph, evaluation: fx.Graph, constants: dict[str, Any], others: dict[str, Any]
-) -> fx.Graph:
+def merge(training: fx.Graph, evaluation: fx.Graph, constants: dict[str, Any], others: dict[str, Any]) -> fx.Graph:
     """The training graph, reading the mode wherever the evaluation graph has another constant.
 
     So ``dropout(x, training=self.training)`` becomes a call whose argument is the flag of the module that
@@ -86,9 +84,7 @@ def _join(node: fx.Node, one: Any, two: Any, same: dict[fx.Node, fx.Node]) -> An
     if isinstance(one, dict) and isinstance(two, dict) and one.keys() == two.keys():
         return {key: _join(node, one[key], two[key], same) for key in one}
     if isinstance(one, slice) and isinstance(two, slice):
-        return slice(
-            *(_join(node, getattr(one, s), getattr(two, s), same) for s in ("start", "stop", "step"))
-        )
+        return slice(*(_join(node, getattr(one, s), getattr(two, s), same) for s in ("start", "stop", "step")))
     if type(one) is type(two) and (one == two or (one != one and two != two)):
         return one
     if _holds_node(one) or _holds_node(two):

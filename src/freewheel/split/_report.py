@@ -42,7 +42,7 @@ class SplitReport:
     def __str__(self) -> str:
         total = sum(self.costs) or 1
         spans = [f"{' .. '.join(dict.fromkeys([n[0], n[-1]]))} ({len(n)})" for n in self.names if n]
-        amounts = [f"{c:.3g} s" if self.unit == "s" else f"{c:g} {self.unit}" for c in self.costs]
+        amounts = [f"{c:.3g} s" if self.unit == "s" else f"{c:,.0f} {self.unit}" for c in self.costs]
         wide, high = max(map(len, [*spans, "units"])), max(map(len, [*amounts, "cost"]))
         lines = [f"{'stage':<6} {'units':<{wide}} {'cost':<{high - 1}} share"]
         for stage, (span, amount, cost) in enumerate(zip(spans, amounts, self.costs)):

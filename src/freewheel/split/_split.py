@@ -45,8 +45,8 @@ def split(
 
     A ``nn.Sequential`` is cut between its children, and those of Sequentials within it. Any other model is
     traced with ``torch.fx`` and cut between calls of leaf submodules, functions and methods; submodules
-    that cannot be traced are kept whole. No stage begins with a call that would change in place the tensor
-    it receives.
+    that cannot be traced, or that have hooks, are kept whole. Left to itself, a stage does not begin with a
+    call that would change in place the tensor it receives, if there are enough other places to cut.
 
     Among all cuts into contiguous stages, the one whose dearest stage costs least is taken. Ties go to the
     least sum of squared costs, then to the smallest messages, then to the latest cuts.
@@ -97,11 +97,11 @@ def split(
         cuts = _cuts_at(line, at) if at is not None else _cuts_after(line, balance or [])
         costs, unit = [1] * len(line.units), "units"
     else:
-        _check_room(line, stages)
+        barred = _barred(line, stages)
         timed = by == "time" and example is not None
         costs, unit = (measure(line, example), "s") if timed else (parameter_counts(line), "parameters")
         messages = [sum(item.elements for item in message) for message in line.messages]
-        cuts = best_cuts(costs, stages, messages=messages, forbidden=line.forbidden)
+        cuts = best_cuts(costs, stages, messages=messages, forbidden=barred)
 
     parts = bounds(cuts, len(line.units))
     check_owners(line, parts)
@@ -125,7 +125,7 @@ def _line(model: nn.Module, example: Any, balance: Sequence[int] | None, output:
     """The model as a line of units."""
     if is_plain_sequential(model):
         chain = cast(nn.Sequential, model)
-        traced = write_down(chain, flat=balance is None or sum(balance) != len(chain))
+        traced = write_down(chain, example, flat=balance is None or sum(balance) != len(chain))
     else:
         traced = trace(model, example)
     values = infer(traced) if example is None else observe(traced, example)
@@ -147,14 +147,19 @@ def _same(one: Any, two: Any) -> bool:
 
 def _close(one: Tensor, two: Tensor) -> bool:
     """Alike up to the noise of operations that are not deterministic."""
-    return one.shape == two.shape and torch.allclose(one, two, rtol=1e-2, atol=1e-3, equal_nan=True)
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return False
+    if not one.is_floating_point():
+        return torch.equal(one, two)
+    return torch.allclose(one, two, rtol=1e-2, atol=1e-3, equal_nan=True)
 
 
-def _check_room(line: Line, k: int) -> None:
-    """Refuse more stages than there are pieces to share out."""
+def _barred(line: Line, k: int) -> set[int]:
+    """The cuts to stay away from; refuse more stages than there are pieces to share out."""
     pieces = len(line.units) - len(line.forbidden)
     if k <= pieces:
-        return
+        better = line.avoided | set(line.forbidden)
+        return set(better) if k <= len(line.units) - len(better) else set(line.forbidden)
     notes = "".join(f"; '{name}' cannot be traced and counts as one" for name in line.traced.whole)
     if line.forbidden:
         cut, reason = min(line.forbidden.items())
@@ -179,9 +184,7 @@ def _cuts_after(line: Line, balance: Sequence[int]) -> list[int]:
     for cut in cuts:
         if cut in line.forbidden:
             name = line.name(line.units[cut])
-            raise ValueError(
-                f"balance={list(balance)}: no stage can begin at '{name}': {line.forbidden[cut]}"
-            )
+            raise ValueError(f"balance={list(balance)}: no stage can begin at '{name}': {line.forbidden[cut]}")
     return cuts
 
 
@@ -211,7 +214,5 @@ def _first_unit(line: Line, name: str) -> int:
         raise unknown("submodule in at", name, near)
     inside = next((line.name(u) for u in line.units if name.startswith(f"{line.name(u)}.")), None)
     if inside is not None:
-        raise ValueError(
-            f"at: {name!r} is inside {inside!r}, which is kept whole: name {inside!r}, {BY_HAND}"
-        )
+        raise ValueError(f"at: {name!r} is inside {inside!r}, which is kept whole: name {inside!r}, {BY_HAND}")
     raise ValueError(f"at: {name!r} is never called by the model, so no stage can begin there: leave it out")

@@ -44,7 +44,8 @@ def _compile(graph: fx.Graph) -> Any:
 
 def build(line: Line, parts: list[tuple[int, int]]) -> list[nn.Module]:
     """One module for each part of the line."""
-    if line.traced.sequential and all(_travels_as_is(line, start) for start, _ in parts[1:]):
+    plain = line.traced.sequential and line.units[0].all_input_nodes[0].op == "placeholder"
+    if plain and all(_travels_as_is(line, start) for start, _ in parts[1:]):
         return [_sequential(line, start, end) for start, end in parts]
     return [_graph_stage(line, start, end) for start, end in parts]
 

@@ -2,12 +2,14 @@
 
 A ``nn.Sequential`` is written down as it stands. Everything else is traced with ``torch.fx``, once in
 training and once in evaluation; what differs between the two follows the mode at run time. A submodule
-that cannot be traced, or that takes another path in the other mode, is kept whole: it is one call.
+that cannot be traced, that takes another path in the other mode, or that has hooks is kept whole: it is
+one call.
 """
 
 from __future__ import annotations
 
 import inspect
+import operator
 import os
 import traceback
 from collections.abc import Callable
@@ -62,10 +64,13 @@ class Traced:
         return function(*args, **kwargs)
 
 
-def write_down(model: nn.Sequential, *, flat: bool) -> Traced:
+def write_down(model: nn.Sequential, example: Any, *, flat: bool) -> Traced:
     """A Sequential as a chain of its children; nested ones give theirs if it is to be flat."""
     graph = fx.Graph()
     value = graph.placeholder("batch")
+    if isinstance(example, tuple | dict):  # its one argument, by place or by name
+        index = 0 if isinstance(example, tuple) else next(iter(example))
+        value = graph.call_function(operator.getitem, (value, index))
 
     def chain(parent: nn.Module, prefix: str) -> None:
         nonlocal value
@@ -83,18 +88,12 @@ def write_down(model: nn.Sequential, *, flat: bool) -> Traced:
 
 def is_plain_sequential(module: nn.Module) -> bool:
     """Whether a module only calls its children in turn, with nothing hooked on to it."""
-    return (
-        isinstance(module, nn.Sequential)
-        and type(module).forward is nn.Sequential.forward
-        and not hooked(module)
-    )
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and not hooked(module)
 
 
 def hooked(module: nn.Module) -> bool:
     """Whether calling the module does more than its forward says."""
-    return any(
-        [module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks]
-    )
+    return any([module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks])
 
 
 def trace(model: nn.Module, example: Any) -> Traced:
@@ -119,7 +118,8 @@ def trace(model: nn.Module, example: Any) -> Traced:
             if not stop.culprit:
                 raise ValueError(
                     f"model: {type(model).__name__}.forward takes another path in training than in "
-                    f"evaluation ({stop.what}): move the branch into a submodule, which is then kept whole, {BY_HAND}"
+                    f"evaluation ({stop.what}): move the branch into a submodule, which is then kept whole, "
+                    f"{BY_HAND}"
                 ) from None
             whole.append(stop.culprit)
 
@@ -135,8 +135,6 @@ class _UntraceableError(Exception):
 class _Tracer(fx.Tracer):
     """Traces a model whose single argument is the example as a whole."""
 
-    proxy_buffer_attributes = True
-
     def __init__(self, example: Any, whole: list[str]) -> None:
         super().__init__(param_shapes_constant=True)
         self.example = example
@@ -144,7 +142,8 @@ class _Tracer(fx.Tracer):
         self.culprit = ""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name in self.whole or super().is_leaf_module(m, module_qualified_name)
+        whole = module_qualified_name in self.whole or hooked(m)
+        return whole or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -154,6 +153,16 @@ class _Tracer(fx.Tracer):
             if not self.culprit and path and not self.is_leaf_module(m, path):
                 self.culprit = path
             raise
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Buffers are looked up at run time, as parameters are."""
+        if isinstance(attr_val, Tensor) and not isinstance(attr_val, nn.Parameter):
+            for name, buffer in self.root.named_buffers():
+                if buffer is attr_val:
+                    if name not in parameter_proxy_cache:
+                        parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
+                    return parameter_proxy_cache[name]
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
         """One placeholder; its parts go where the call of the model puts them."""
@@ -178,9 +187,7 @@ def _unpack(proxy: Any, example: Any) -> Any:
     return proxy
 
 
-def _record(
-    model: nn.Module, example: Any, whole: list[str], *, training: bool
-) -> tuple[fx.Graph, dict[str, Any]]:
+def _record(model: nn.Module, example: Any, whole: list[str], *, training: bool) -> tuple[fx.Graph, dict[str, Any]]:
     """The graph in one mode, and the constants it refers to."""
     tracer = _Tracer(example, whole)
     known = set(vars(model))
@@ -200,11 +207,7 @@ def _explain(model: nn.Module, stop: _UntraceableError) -> str:
     assert error is not None
     ours = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
-    where = (
-        f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno}: {frames[-1].line})"
-        if frames
-        else ""
-    )
+    where = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return (
         f"model: {type(model).__name__}.forward cannot be traced{where}: {reason}; "

@@ -37,7 +37,8 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple):
-        return tuple(map_tensors(change, part) for part in value)
+        make = getattr(type(value), "_make", type(value))  # named tuples are made from a list otherwise
+        return make([map_tensors(change, part) for part in value])
     if isinstance(value, list):
         return [map_tensors(change, part) for part in value]
     if isinstance(value, dict):

@@ -28,9 +28,7 @@ def undisturbed(model: nn.Module, *, training: bool = True, seed: int = 0) -> It
     modules = list(model.modules())
     modes = [m.training for m in modules]
     attributes = [dict(vars(m)) for m in modules]
-    buffers = [
-        (m, name, b, b.detach().clone()) for m in modules for name, b in m.named_buffers(recurse=False)
-    ]
+    buffers = [(m, name, b, b.detach().clone()) for m in modules for name, b in m.named_buffers(recurse=False)]
     devices = _cuda_devices(model)
     with torch.random.fork_rng(devices=devices):
         for generator in [torch.default_generator, *(torch.cuda.default_generators[d] for d in devices)]:

@@ -88,9 +88,7 @@ def observe(traced: Traced, example: Any) -> Values:
             else:
                 before = [(n, [t._version for t in tensors(v)]) for n, v in values.items()]
                 values[node] = traced.run(node, values.__getitem__)
-                found.writes += [
-                    (n, node) for n, seen in before if seen != [t._version for t in tensors(values[n])]
-                ]
+                found.writes += [(n, node) for n, seen in before if seen != [t._version for t in tensors(values[n])]]
             found.layouts[node] = _layout(values[node])
     return found
 

@@ -70,14 +70,12 @@ class Stage:
         self.is_last = self.index == schedule.stages - 1
         self.delay = schedule.delays[self.index]
         self.replays = self.delay > 0 and schedule.weights == "recompute"
-        self.device = next(
-            (t.device for t in [*self.module.parameters(), *self.module.buffers()]), torch.device("cpu")
-        )
+        self.device = next((t.device for t in [*self.module.parameters(), *self.module.buffers()]), torch.device("cpu"))
         self.hooks: list[Hooks] = [
             c.attach(Site(self.index, schedule.stages, self.delay)) for c in self.options.corrections
         ]
         self.hooks = [h for h in self.hooks if type(h) is not Hooks]
-        self.weights = self._make_weights()
+        self.weights: Weights = Live(self.module)
         self._stored: dict[Unit, Stored] = {}
         self._graphs: dict[Unit, Graph] = {}
         self._gradients: Gradients = []
@@ -105,8 +103,11 @@ class Stage:
         """Starts a run with an empty pipeline, after so many batches in earlier ones."""
         self.first_batch, self.version, self.losses = batches_before, 0, []
         self.weights = self._make_weights()
-        self._stored.clear()
-        self._graphs.clear()
+
+    def end(self) -> None:
+        """Lets go of all that a run holds between its batches."""
+        self.weights = Live(self.module)
+        self._stored, self._graphs = {}, {}
         self._gradients, self._then = [], ()
 
     # -- forward ---------------------------------------------------------------------------------------------------
@@ -173,12 +174,8 @@ class Stage:
     def _loss_of(self, out: Tree, target: Tree) -> Tensor:
         loss = self.options.loss(out, target)
         if not isinstance(loss, Tensor) or loss.dim():
-            came = (
-                f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            )
-            raise TypeError(
-                f"loss gave {came}: it must give one number, a tensor without dimensions; take its mean()"
-            )
+            came = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise TypeError(f"loss gave {came}: it must give one number, a tensor without dimensions; take its mean()")
         return loss
 
     @contextmanager
@@ -190,9 +187,7 @@ class Stage:
                 yield
             return
         batch, micro = unit
-        draws = SeededDraws(
-            self.device, seed_of(self.options.seed, self.index, self.first_batch + batch, micro)
-        )
+        draws = SeededDraws(self.device, seed_of(self.options.seed, self.index, self.first_batch + batch, micro))
         with casts, draws:
             yield
         self._draws = draws.used
@@ -324,9 +319,7 @@ def _scaled(optimizer: torch.optim.Optimizer, scale: float) -> Iterator[None]:
 @contextmanager
 def _scratch_buffers(module: nn.Module) -> Iterator[None]:
     """Inside, the module's buffers are copies, so that what it does to them is forgotten."""
-    places = [
-        (m._buffers, name, b) for m in module.modules() for name, b in m._buffers.items() if b is not None
-    ]
+    places = [(m._buffers, name, b) for m in module.modules() for name, b in m._buffers.items() if b is not None]
     for buffers, name, buffer in places:
         buffers[name] = buffer.clone()
     try:

@@ -92,9 +92,8 @@ class Stash(Weights):
     def updated(self) -> None:
         """Keeps the step for the prediction, and lets go of spare copies that are not in steady use."""
         if self._predict:
-            with torch.no_grad():
-                self._before, self._now = self._now, self._before
-                torch._foreach_copy_(self._now, self.live)
+            self._before, self._now = self._now, self._before
+            _copy_all(self._now, self.live)
         del self._spare[1:]
 
     @property
@@ -103,15 +102,15 @@ class Stash(Weights):
         return 1 + len(self._held)
 
     def _copy(self) -> list[Tensor]:
-        with torch.no_grad():
-            if self._spare:
-                copy = self._spare.pop()
-                if copy:
-                    torch._foreach_copy_(copy, self.live)
-            else:
-                copy = [p.detach().clone().requires_grad_() for p in self.live]
-            if self._predict and copy:
-                torch._foreach_add_(copy, torch._foreach_sub(self._now, self._before), alpha=self._predict)
+        if self._spare:
+            copy = self._spare.pop()
+            _copy_all(copy, self.live)
+        else:
+            copy = [p.detach().clone().requires_grad_() for p in self.live]
+        if self._predict:
+            with torch.no_grad():
+                for tensor, now, before in zip(copy, self._now, self._before):
+                    tensor.add_(now - before, alpha=self._predict)
         return copy
 
 
@@ -129,7 +128,8 @@ class Current(Weights):
         self.corrected: Callable[[Tensors], Tensors] | None = None
         self._spans: dict[int, list[tuple[range, int]]] = {}  # storage -> where in it each weight lies
         for i, p in enumerate(self.live):
-            span = range(p.storage_offset(), p.storage_offset() + p.numel())
+            start = int(p.storage_offset())
+            span = range(start, start + p.numel())
             self._spans.setdefault(p.untyped_storage().data_ptr(), []).append((span, i))
         self._seen: Tensors = self.live
 
@@ -152,23 +152,30 @@ class Current(Weights):
     def _pack(self, tensor: Tensor) -> Tensor | _Handle:
         for span, index in self._spans.get(tensor.untyped_storage().data_ptr(), ()):
             if tensor.storage_offset() in span:
-                return _Handle(index, tensor.size(), tensor.stride(), tensor.storage_offset() - span.start)
+                return _Handle(index, tensor.size(), tensor.stride(), int(tensor.storage_offset()) - span.start)
         return tensor
 
     def _unpack(self, packed: Tensor | _Handle) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        weight = self._seen[packed.index].detach()
+        weight = self._seen[packed.weight].detach()
         return weight.as_strided(packed.size, packed.stride, weight.storage_offset() + packed.offset)
 
 
 class _Handle(NamedTuple):
     """A view of a weight, without the weight."""
 
-    index: int
+    weight: int
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
+
+
+def _copy_all(targets: Tensors, sources: Tensors) -> None:
+    """Copies each source into its target, in one call for all."""
+    if targets:
+        with torch.no_grad():
+            torch._foreach_copy_(list(targets), list(sources))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _slots(module: nn.Module, live: Sequence[nn.Parameter]) -> list[list[tuple[dict, str]]]:

@@ -59,19 +59,13 @@ def make_optimizers(
             out.append(None)
             continue
         if isinstance(factory, Mapping) and k not in factory:
-            raise ValueError(
-                f"optimizer has no factory for stage {k}, which has {len(parameters)} parameters to train"
-            )
+            raise ValueError(f"optimizer has no factory for stage {k}, which has {len(parameters)} parameters to train")
         make = factory[k] if isinstance(factory, Mapping) else factory
         if not callable(make):
-            raise TypeError(
-                f"optimizer={make!r}: give a factory such as functools.partial(torch.optim.SGD, lr=0.1)"
-            )
+            raise TypeError(f"optimizer={make!r}: give a factory such as functools.partial(torch.optim.SGD, lr=0.1)")
         optimizer = make(parameters)
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(
-                f"optimizer gave a {type(optimizer).__name__} for stage {k}, not a torch.optim.Optimizer"
-            )
+            raise TypeError(f"optimizer gave a {type(optimizer).__name__} for stage {k}, not a torch.optim.Optimizer")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise TypeError(
                 "optimizer gave an LBFGS, which runs the network again within a step: use one that does not"
@@ -88,9 +82,7 @@ def check_clip(clip: object, scope: object, schedule: Schedule) -> None:
         raise ValueError(f"clip_scope={scope!r}: give 'stage' or 'global'")
     if clip is None:
         if scope == "global":
-            raise ValueError(
-                "clip_scope='global' without a clip: give the largest norm as well, such as clip=1.0"
-            )
+            raise ValueError("clip_scope='global' without a clip: give the largest norm as well, such as clip=1.0")
         return
     if isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip > 0:
         raise ValueError(f"clip={clip!r}: give the largest gradient norm, a number above 0")
@@ -107,9 +99,7 @@ def check_autocast(dtype: Any, schedule: Schedule) -> None:
     if dtype is None:
         return
     if dtype is not torch.bfloat16:
-        raise ValueError(
-            f"autocast={dtype!r}: only torch.bfloat16 is supported (float16 would need a gradient scaler)"
-        )
+        raise ValueError(f"autocast={dtype!r}: only torch.bfloat16 is supported (float16 would need a gradient scaler)")
     if schedule.weights == "current" and schedule.asynchronous:
         raise ValueError(
             f"autocast with weights='current' ({schedule.name}): a late backward would see the bfloat16 copies made at its "

@@ -49,9 +49,7 @@ def evaluate(
             for module in modules:
                 device = next((p.device for p in module.parameters()), None)
                 casts = (
-                    torch.autocast((device or torch.device("cpu")).type, dtype=autocast)
-                    if autocast
-                    else nullcontext()
+                    torch.autocast((device or torch.device("cpu")).type, dtype=autocast) if autocast else nullcontext()
                 )
                 with casts:
                     out = module(to_device(out, device))

@@ -86,27 +86,27 @@ def fit(
             record = replace(record, validation=score)
         history.epochs.append(record)
         bar.epoch(record)
-        answers = [
-            callback(EpochEnd(record=record, history=history, stages=shadows)) for callback in callbacks
-        ]
+        answers = [callback(EpochEnd(record=record, history=history, stages=shadows)) for callback in callbacks]
         lap.restart()
         return any(answer is True for answer in answers)
 
     for stage in stages:
         stage.begin(batches_before)
     run = Run(stages, feed, on_cut=on_cut, states=watched, threads=threads)
-    with bar, _train_mode(modules), _seeded(seed_of(options.seed, batches_before)), _interruptible(feed):
-        stopped_at = runtime(run)
-    history.interrupted = feed.stopped
-    if stopped_at is not None:
-        history.stopped = True
-        for stage, part in zip(stages, stopped_at.parts):
-            assert part.state is not None
-            stage.load(part.state)
-    else:
-        rest = Cut(feed.announced, tuple(i.part(feed.announced) for i in run.interpreters))
-        if rest.parts[-1].losses:
-            history.epochs.append(replace(_record(rest, history, lap.seconds()), complete=False))
+    try:
+        with bar, _train_mode(modules), _seeded(seed_of(options.seed, batches_before)), _interruptible(feed):
+            stopped_at = runtime(run)
+        if stopped_at is not None:
+            for stage, part in zip(stages, stopped_at.parts):
+                assert part.state is not None
+                stage.load(part.state)
+    finally:
+        for stage in stages:
+            stage.end()
+    history.stopped, history.interrupted = stopped_at is not None, feed.stopped
+    rest = Cut(feed.announced, tuple(i.part(feed.announced) for i in run.interpreters))
+    if stopped_at is None and rest.parts[-1].losses:
+        history.epochs.append(replace(_record(rest, history, lap.seconds()), complete=False))
     return history
 
 

@@ -87,15 +87,11 @@ class Trainer:
             if not callable(value):
                 raise TypeError(f"{name}={value!r}: give a function of the output and the target")
         if scheduler is not None and not callable(scheduler):
-            raise TypeError(
-                f"scheduler={scheduler!r}: give a factory, such as partial(StepLR, step_size=1000)"
-            )
+            raise TypeError(f"scheduler={scheduler!r}: give a factory, such as partial(StepLR, step_size=1000)")
         self.method = find_method(method)
         self.runtime = runtime
         self.metric = metric
-        self.threads = (
-            whole_number("threads", threads, least=1) if threads is not None else _share(len(modules))
-        )
+        self.threads = whole_number("threads", threads, least=1) if threads is not None else _share(len(modules))
         self.seed = whole_number("seed", seed, least=0)
         self._model = stages.model if isinstance(stages, Stages) else Chain(modules)
         pipeline = self.method.pipeline(len(modules))

@@ -1,0 +1,86 @@
+"""A training run put together: data, network, stages and trainer."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import freewheel
+from freewheel.cli._options import find_method
+from freewheel.cli._settings import Settings
+from freewheel.data import Data
+from freewheel.runtime import intra_op_threads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything that is ready to be trained; `untrained` is a copy of the network as it began."""
+
+    settings: Settings
+    data: Data
+    stages: freewheel.Stages
+    trainer: freewheel.Trainer
+    untrained: nn.Module
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(p.numel() for p in self.untrained.parameters())
+
+
+def prepare(settings: Settings) -> Job:
+    """Loads the data, builds and cuts the network, and makes the trainer."""
+    method = find_method(settings.method, settings.option)
+    method.pipeline(settings.stage_count)  # refused now, if it is not made for so many stages
+    data = _load(settings)
+    torch.manual_seed(settings.seed)
+    model = freewheel.models.build(settings.model_name, num_classes=data.classes, in_shape=data.in_shape)
+    untrained = copy.deepcopy(model)
+    example, _ = next(data.train.epoch(0))
+    # Timed with as many threads as a stage will have, or the balance would be that of another run.
+    with intra_op_threads(settings.stage_threads):
+        stages = freewheel.split(
+            model,
+            None if settings.at else settings.stage_count,
+            example=example,
+            by=settings.split or "time",
+            at=settings.at or None,
+        )
+    trainer = freewheel.Trainer(
+        stages,
+        method=method,
+        loss=F.cross_entropy,
+        optimizer=settings.optimizer_factory(),
+        scheduler=_scheduler(settings, updates=settings.epochs * len(data.train)),
+        runtime=settings.runtime,
+        seed=settings.seed,
+        clip=settings.clip,
+        autocast=torch.bfloat16 if settings.bf16 else None,
+        threads=settings.stage_threads,
+        slack=settings.slack,
+    )
+    return Job(settings=settings, data=data, stages=stages, trainer=trainer, untrained=untrained)
+
+
+def _load(settings: Settings) -> Data:
+    try:
+        return freewheel.data.load(
+            settings.data,
+            root=settings.data_root,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            augment=settings.augment,
+            train_limit=settings.limit,
+        )
+    except ValueError as error:
+        raise ValueError(str(error).replace("pass root=", "give --data-root")) from error
+
+
+def _scheduler(settings: Settings, *, updates: int):
+    if settings.schedule == "constant":
+        return None
+    return lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=updates)

@@ -1,0 +1,165 @@
+"""What a training run came to, in words, as a table and as JSON."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+import freewheel
+from freewheel.cli._job import Job
+from freewheel.cli._one_core import OneCore
+from freewheel.cli._output import say, show, table
+from freewheel.cli._plan import locks
+from freewheel.cli._settings import cores
+from freewheel.trainer import Epoch, EpochEnd, History, Score
+
+MOST_ROWS = 12
+
+
+class Clock:
+    """A callback that times each epoch from the end of the one before, the scoring of the test images included.
+
+    While the network is scored the stages work on, so leaving that time out would count work that took none.
+    """
+
+    def __init__(self) -> None:
+        self._last = perf_counter()
+        self.seconds: list[float] = []
+
+    def __call__(self, end: EpochEnd) -> None:
+        now = perf_counter()
+        self.seconds.append(now - self._last)
+        self._last = now
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A run that is over, perhaps before its time."""
+
+    job: Job
+    history: History
+    score: Score
+    seconds: Sequence[float]
+    one_core: OneCore | None
+    rates: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        whole = [epoch.samples / seconds for epoch, seconds in zip(self.history.epochs, self.seconds)]
+        rest = [epoch.images_per_second for epoch in self.history.epochs[len(whole) :]]
+        object.__setattr__(self, "rates", whole + rest)
+
+    @property
+    def images_per_second(self) -> float | None:
+        """The median over the epochs, the whole ones where there are any."""
+        rates = self.rates[: len(self.seconds)] or self.rates
+        return median(rates) if rates else None
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as plain PyTorch on one core."""
+        if self.one_core is None or self.images_per_second is None:
+            return None
+        return self.images_per_second / self.one_core.images_per_second
+
+    def show_epochs(self) -> None:
+        """The table by epoch; where there are many, some of them."""
+        numbers = ("epoch", "loss", "test loss", "test accuracy", "images/s")
+        shown = table(*numbers, "busy", "staleness", right=numbers)
+        epochs = self.history.epochs
+        rows = pick(len(epochs), MOST_ROWS)
+        for row in rows:
+            shown.add_row(*_cells(epochs[row], self.rates[row]))
+        show(shown)
+        if len(rows) < len(epochs):
+            say(f"{len(rows)} of {len(epochs)} epochs; --json FILE writes all\n")
+
+    def lines(self) -> Iterator[str]:
+        """The closing lines."""
+        epochs = self.history.epochs
+        done = sum(epoch.complete for epoch in epochs)
+        after = f"after {done} epoch{'' if done == 1 else 's'}"
+        if self.history.interrupted:
+            after += f" of {self.job.settings.epochs}, interrupted at batch {self.history.batches}"
+        accuracy = math.nan if self.score.metric is None else self.score.metric
+        yield f"test accuracy {accuracy:.2%} (loss {self.score.loss:.4f}, {self.score.samples:,} images) {after}"
+        if not math.isfinite(self.score.loss) or (epochs and not math.isfinite(epochs[-1].loss)):
+            yield "the loss is not a number any more: try a smaller --lr, or --clip 1"
+        if self.images_per_second is None:
+            return
+        speed = f"{self.images_per_second:,.0f} images/s"
+        if self.one_core is not None and self.speedup is not None:
+            speed += f": {self.speedup:.2f} times plain PyTorch on one core ({self.one_core.images_per_second:,.0f})"
+        yield speed
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        job, plan = self.job, self.job.trainer.plan
+        pipeline = job.trainer.method.pipeline(len(job.stages))
+        return {
+            "arguments": asdict(job.settings),
+            "method": {
+                "name": job.trainer.method.name,
+                "with_options": repr(job.trainer.method),
+                "delays": plan.delays,
+                "order": pipeline.order,
+                "weights": pipeline.weights,
+                "corrections": [repr(correction) for correction in pipeline.corrections],
+                "locks": locks(plan),
+            },
+            "data": {
+                "name": job.data.name,
+                "train": len(job.data.train.images),
+                "test": len(job.data.test.images),
+                "classes": job.data.classes,
+                "shape": job.data.in_shape,
+            },
+            "model": {"name": job.settings.model_name, "parameters": job.parameters},
+            "optimizer": {"name": job.settings.optimizer, **job.settings.optimizer_settings()},
+            "stages": len(job.stages),
+            "threads_per_stage": job.trainer.threads,
+            "split": {**asdict(job.stages.report), "speedup": job.stages.report.speedup},
+            "history": self.history.as_dict(),
+            "epoch_seconds": list(self.seconds),
+            "score": asdict(self.score),
+            "images_per_second": self.images_per_second,
+            "one_core_images_per_second": None if self.one_core is None else self.one_core.images_per_second,
+            "speedup": self.speedup,
+            "cores": cores(),
+            "versions": {
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "freewheel": freewheel.__version__,
+            },
+        }
+
+
+def pick(count: int, most: int) -> list[int]:
+    """Up to `most` of the numbers below `count`, evenly spread, the first and the last among them.
+
+    Example:
+        >>> pick(3, 12), pick(100, 5)
+        ([0, 1, 2], [0, 25, 50, 74, 99])
+    """
+    if count <= most:
+        return list(range(count))
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
+def _cells(epoch: Epoch, rate: float) -> list[str]:
+    score = epoch.validation
+    return [
+        f"{epoch.epoch + 1}" if epoch.complete else f"part of {epoch.epoch + 1}",
+        f"{epoch.loss:.4f}",
+        "-" if score is None else f"{score.loss:.4f}",
+        "-" if score is None or score.metric is None else f"{score.metric:.2%}",
+        f"{rate:,.0f}",
+        " ".join(f"{share:.0%}" for share in epoch.busy),
+        " ".join(f"{late:.1f}" for late in epoch.staleness),
+    ]

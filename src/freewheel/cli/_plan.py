@@ -1,0 +1,75 @@
+"""`freewheel plan`: the timeline of a method, and what it holds in memory."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import freewheel
+from freewheel.cli._options import find_method, option_flag
+from freewheel.cli._output import say
+from freewheel.methods import Method, whole_number
+from freewheel.plan import Plan
+
+LOCKS = ("forward", "backward", "update")
+
+
+def plan(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="A name out of `freewheel methods`.")],
+    stages: Annotated[int, typer.Option("--stages", "-k", metavar="K", help="Number of stages.")],
+    batches: Annotated[int, typer.Option(metavar="N", help="Number of batches drawn.")] = 8,
+    option: Annotated[list[str] | None, option_flag()] = None,
+    text: Annotated[bool, typer.Option("--text", help="Print every action, messages included.")] = False,
+) -> None:
+    """Draw what each stage does when.
+
+    F2@1 is the forward of batch 2 with weights of version 1, R a recomputed forward, B a backward, ! the update
+    that follows it.
+    """
+    whole_number("--stages", stages, least=1)
+    whole_number("--batches", batches, least=1)
+    chosen = find_method(method, option)
+    drawn = freewheel.plan(chosen, k=stages, batches=batches)
+    if text:
+        say(drawn.text())
+        return
+    say(str(drawn))
+    say()
+    for line in facts(lasting(chosen, stages)):
+        say(line)
+
+
+def lasting(method: Method, stages: int) -> Plan:
+    """The method's plan, long enough to have settled: in a short one, nothing has yet piled up or been held back."""
+    first = max(method.pipeline(stages).delays)
+    return freewheel.plan(method, k=stages, batches=2 * (first + stages) + 2)
+
+
+def locks(plan: Plan) -> list[str]:
+    """The locks that remain, in a fixed order."""
+    return [lock for lock in LOCKS if lock in plan.locks]
+
+
+def facts(plan: Plan) -> list[str]:
+    r"""Delays, locks, and for each stage the most that it holds and the queues behind it.
+
+    Example:
+        >>> print("\n".join(facts(freewheel.plan("pipedream", k=2))))
+        delays      1 0
+        locks left  none
+        <BLANKLINE>
+        stage  inputs  graphs  weight copies  queues to the next stage
+        0      0       2       2              2 activations, 2 gradients
+        1      0       1       1              -
+    """
+    lines = [
+        f"delays      {' '.join(map(str, plan.delays))}",
+        f"locks left  {', '.join(locks(plan)) or 'none'}",
+        "",
+        "stage  inputs  graphs  weight copies  queues to the next stage",
+    ]
+    queues = [*(f"{a} activations, {g} gradients" for a, g in plan.schedule.lengths()), "-"]
+    for stage, (held, queue) in enumerate(zip(plan.memory(), queues)):
+        lines.append(f"{stage:<5}  {held.inputs:<6}  {held.graphs:<6}  {held.weights:<13}  {queue}")
+    return lines

@@ -1,0 +1,220 @@
+"""`freewheel train`: train a network in stages, and say how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from freewheel.cli._job import Job, prepare
+from freewheel.cli._one_core import OneCore
+from freewheel.cli._options import option_flag
+from freewheel.cli._outcome import Clock, Outcome
+from freewheel.cli._output import as_json, say
+from freewheel.cli._plan import locks
+from freewheel.cli._settings import Settings
+
+INTERRUPTED = 130
+DATA, NETWORK, RUN, STEP, OUT = "Data", "Network and stages", "Method and runtime", "Optimizer", "Output"
+
+
+def train(
+    data: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="digits, mnist, fashion-mnist, cifar10 or synthetic.", rich_help_panel=DATA),
+    ] = "digits",
+    data_root: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the files; digits needs none.", rich_help_panel=DATA),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Train on the first N images only.", rich_help_panel=DATA),
+    ] = None,
+    augment: Annotated[
+        bool | None,
+        typer.Option("--augment/--no-augment", help="Random crops and flips; on for cifar10.", rich_help_panel=DATA),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(metavar="N", help="Images in a batch.", rich_help_panel=DATA)] = 64,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Such as resnet-20; digits-cnn for digits if not given.",
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    stages: Annotated[
+        int | None,
+        typer.Option(
+            "--stages",
+            "-k",
+            metavar="K",
+            help="Number of stages; one a core, 2 to 4, if not given.",
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BY",
+            help="Balance the stages by their measured time, or by parameters.",
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LAYER", help="Begin a stage at this layer; may be repeated.", rich_help_panel=NETWORK),
+    ] = None,
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help="One of `freewheel methods`.", rich_help_panel=RUN)
+    ] = "pipedream",
+    option: Annotated[list[str] | None, option_flag(RUN)] = None,
+    runtime: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="threads, or simulate: the same weights in one thread.",
+            rich_help_panel=RUN,
+        ),
+    ] = "threads",
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Intra-op threads of each stage; the cores shared out if not given.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    slack: Annotated[
+        int,
+        typer.Option(metavar="N", help="Extra length of the queues; never changes the result.", rich_help_panel=RUN),
+    ] = 0,
+    epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the images.", rich_help_panel=STEP)] = 10,
+    optimizer: Annotated[str, typer.Option(metavar="NAME", help="sgd, adam or adamw.", rich_help_panel=STEP)] = "sgd",
+    lr: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Step size; 0.05 for sgd, 0.001 else if not given.", rich_help_panel=STEP),
+    ] = None,
+    momentum: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Of sgd; 0.9 if not given.", rich_help_panel=STEP),
+    ] = None,
+    weight_decay: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="0.0005 for sgd, 0.01 for adamw if not given.", rich_help_panel=STEP),
+    ] = None,
+    schedule: Annotated[
+        str, typer.Option(metavar="NAME", help="cosine or constant step size.", rich_help_panel=STEP)
+    ] = "cosine",
+    clip: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Largest norm of a stage's gradient.", rich_help_panel=STEP),
+    ] = None,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Forward in bfloat16.", rich_help_panel=STEP)] = False,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Of the weights and the order of images.", rich_help_panel=STEP)
+    ] = 0,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare/--no-compare",
+            help="Time plain PyTorch on one core, before and after.",
+            rich_help_panel=OUT,
+        ),
+    ] = True,
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write all that was measured there.", rich_help_panel=OUT),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the trained weights there (a state_dict).", rich_help_panel=OUT),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print the closing lines alone.", rich_help_panel=OUT)
+    ] = False,
+) -> None:
+    """Train a network in stages; with no options, on digits, in seconds."""
+    settings = Settings(**locals())
+    outcome = run(settings)
+    if not quiet:
+        outcome.show_epochs()
+    for line in chain(outcome.lines(), write(outcome)):
+        say(line)
+    if outcome.history.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def run(settings: Settings) -> Outcome:
+    """Trains, with the yardstick before and after."""
+    job = prepare(settings)
+    if not settings.quiet:
+        for line in opening(job):
+            say(line)
+    one_core = OneCore(job) if settings.compare else None
+    _measure(one_core, settings)
+    clock = Clock()
+    history = job.trainer.fit(
+        job.data.train,
+        settings.epochs,
+        validate=job.data.test,
+        callbacks=[clock],
+        progress=False if settings.quiet else None,
+    )
+    if not history.interrupted:
+        _measure(one_core, settings)
+    last = history.epochs[-1] if history.epochs else None
+    score = last.validation if last is not None and last.complete else None
+    return Outcome(
+        job=job,
+        history=history,
+        score=score or job.trainer.evaluate(job.data.test),
+        seconds=clock.seconds,
+        one_core=one_core,
+    )
+
+
+def _measure(one_core: OneCore | None, settings: Settings) -> None:
+    if one_core is None:
+        return
+    if not settings.quiet:
+        say("timing plain PyTorch on one core …", error=True)
+    one_core.measure()
+
+
+def opening(job: Job) -> Iterator[str]:
+    """What will be trained."""
+    settings, data, plan = job.settings, job.data, job.trainer.plan
+    shape = "x".join(map(str, data.in_shape))
+    threads = f"{job.trainer.threads} thread{'' if job.trainer.threads == 1 else 's'}"
+    values = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in settings.optimizer_settings().items())
+    yield (
+        f"data     {data.name}: {len(data.train.images):,} images to train, {len(data.test.images):,} to test, "
+        f"{shape}, {data.classes} classes, batches of {data.train.batch_size}"
+    )
+    yield f"model    {settings.model_name}: {job.parameters:,} parameters"
+    yield (
+        f"method   {job.trainer.method.name}: delays {' '.join(map(str, plan.delays))}, "
+        f"locks left {', '.join(locks(plan)) or 'none'}"
+    )
+    yield f"runtime  {job.trainer.runtime}: {len(job.stages)} stages, {threads} each"
+    yield f"steps    {settings.optimizer}: {values}, {settings.schedule} schedule, seed {settings.seed}"
+    yield ""
+    yield str(job.stages.report)
+    yield ""
+
+
+def write(outcome: Outcome) -> Iterator[str]:
+    """Writes the files that were asked for, and says so."""
+    settings = outcome.job.settings
+    if settings.json is not None:
+        settings.json.write_text(as_json(outcome.as_dict()) + "\n", encoding="utf-8")
+        yield f"wrote {settings.json}"
+    if settings.save is not None:
+        torch.save(outcome.job.trainer.model().state_dict(), settings.save)
+        yield f"wrote {settings.save}"

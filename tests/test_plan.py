@@ -1,0 +1,165 @@
+"""Plans: built, checked, drawn, read back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rows import ROWS
+
+import freewheel as fw
+from freewheel.plan import Action, Op, Plan, PlanError, Schedule, parse
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_drawing_reads_back_as_the_same_plan(row, k):
+    for batches in (1, 2, 7, 12):
+        plan = fw.plan(row.make(k), k=k, batches=batches)
+        assert Plan.parse(str(plan)) == plan
+        assert Plan.parse(plan.text()) == plan
+
+
+def test_tokens_read_back():
+    for op in Op:
+        version = 5 if op.is_compute else None
+        for micro in (None, 2):
+            action = Action(op, 3, version, micro)
+            assert Action.parse(str(action)) == action
+
+
+@pytest.mark.parametrize("token", ["", "F", "F3", "X3@1", "a3", ">a3>", "F3@1>", ">U3@2", "a3@1>", "F-1@0", "F3.@1"])
+def test_nonsense_is_not_an_action(token):
+    with pytest.raises(ValueError, match="cannot read the action"):
+        Action.parse(token)
+
+
+# Each edit of a good drawing breaks one rule: (from, to, what the message says, the cell it points at).
+BROKEN = [
+    ("F1@0", "F2@0", "out of order: the next forward here is of batch 1", "F2@0"),
+    ("B0@0!  F2@1", "B0@0!  F2@0", "it must see version 1, the newest there is", "F2@0"),
+    ("B1@0!", "B1@1!", "it must see version 0, as its forward did", "B1@1"),
+    ("B0@0!  F2@1", "F2@0  B0@0!", "the declared delay is 1", "B0@0"),
+    ("B0@0!  F2@1  B1@0!", "B1@0!  F2@1  B0@0!", "the message waiting there is g0> of stage 1", ">g1"),
+    ("F0@0  F1@0", "F0@0  B0@0  F1@0", "has forwarded 0 batches beyond it, but the declared delay is 1", "B0@0"),
+    ("F0@0  F1@0", "F0@0  F0@0  F1@0", "it is done a second time", "F0@0"),
+    ("B2@1!", "B2@1", "2 of 3 updates are there", None),
+    ("B2@1!", "", "nobody receives it", "g2>"),
+    ("F0@0  F1@0", "F0@0  R0@0  F1@0", "only a late stage under weights='recompute'", "R0@0"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "rule", "cell"), BROKEN)
+def test_a_broken_plan_is_refused_at_the_offending_cell(before, after, rule, cell):
+    good = " ".join(str(fw.plan("pipedream", k=2, batches=3)).split(" "))
+    lines = good.splitlines()
+    row = "stage 0  F0@0  F1@0  B0@0!  F2@1  B1@0!  B2@1!"
+    assert before in row
+    text = "\n".join([lines[0], row.replace(before, after, 1), lines[3]])
+    with pytest.raises(PlanError) as caught:
+        Plan.parse(text)
+    message = str(caught.value).splitlines()
+    assert rule in message[0]
+    if cell is not None:
+        under = next(i for i, line in enumerate(message) if line.strip() and set(line.strip()) == {"^"})
+        start = message[under].index("^")
+        assert message[under - 1][start : start + len(message[under].strip())] == cell
+
+
+def test_hand_written_messages_are_kept_and_checked():
+    text = fw.plan("pipedream", k=2, batches=2).text()
+    assert Plan.parse(text).text() == text
+    with pytest.raises(PlanError, match="its input has not been received"):
+        Plan.parse(text.replace(">a0 F0@0", "F0@0 >a0"))
+    with pytest.raises(PlanError, match="there is nothing to send"):
+        Plan.parse(text.replace("F0@0 a0>", "a0> F0@0", 1))
+    with pytest.raises(PlanError, match="there is no stage on that side"):
+        Plan.parse(text.replace("stage 0  ", "stage 0  >a0 "))
+
+
+def test_a_drawing_must_make_sense_as_a_text():
+    good = str(fw.plan("fdg", k=2, batches=2))
+    for text, rule in [
+        ("", "cannot read the first line"),
+        ("hello", "cannot read the first line"),
+        (good.replace("delays=2,0", "delays=2"), "asks for 1"),
+        (good.replace("order=backward", "order=sideways"), "cannot read the first line"),
+        (good.replace("stage 1", "stage 0"), "cannot read the line"),
+        (good.replace("stage 1", "level 1"), "cannot read the line"),
+    ]:
+        with pytest.raises(ValueError, match=rule):
+            parse(text)
+
+
+def test_too_short_queues_are_a_deadlock():
+    fw.plan(fw.Pipeline(delays=(4, 0), queues=((5, 5),)), k=2)
+    with pytest.raises(PlanError, match="the queue to stage 1 stays full"):
+        fw.plan(fw.Pipeline(delays=(4, 0), queues=((1, 1),)), k=2)
+
+
+def test_memory_counts_what_is_held():
+    assert fw.plan("bp", k=2).memory() == ((0, 1, 1), (0, 1, 1))
+    # A late stage holds one graph more than its delay, each with weights of its own, beside those in training.
+    assert fw.plan("pipedream", k=3, batches=12).memory() == ((0, 3, 4), (0, 2, 3), (0, 1, 1))
+    # Backward-first frees a graph before it makes one.
+    assert fw.plan("fdg", k=3, batches=12).memory() == ((0, 4, 5), (0, 2, 3), (0, 1, 1))
+    # Recomputation holds inputs, one graph, one set of weights.
+    assert fw.plan("dsp", k=3, batches=12).memory() == ((5, 1, 1), (3, 1, 1), (0, 1, 1))
+    assert fw.plan("pipemare", k=3, batches=12).memory() == ((0, 3, 1), (0, 2, 1), (0, 1, 1))
+    assert fw.plan("gpipe", k=2, micro=4).memory() == ((0, 4, 1), (0, 4, 1))
+    assert fw.plan("1f1b", k=2, micro=4).memory() == ((0, 2, 1), (0, 1, 1))
+
+
+def test_a_plan_answers_only_for_what_it_has():
+    plan = fw.plan("fdg", k=2, batches=3)
+    with pytest.raises(ValueError, match="stage=2: this plan has stages 0 to 1"):
+        plan.versions(stage=2, batch=0)
+    with pytest.raises(ValueError, match="batch=3: this plan has batches 0 to 2"):
+        plan.versions(stage=0, batch=3)
+
+
+def test_slack_lengthens_queues_only():
+    plan = fw.plan("dsp", k=3, p=(1, 1, 0), m=(4, 2, 0))
+    longer = fw.plan("dsp", k=3, p=(1, 1, 0), m=(4, 2, 0), slack=3)
+    assert plan.schedule.lengths() == ((2, 2), (2, 2))
+    assert longer.schedule.lengths() == ((5, 5), (5, 5))
+    assert longer.streams == plan.streams
+    assert plan.with_slack(3) == longer
+
+
+schedules = st.integers(1, 5).flatmap(
+    lambda k: st.builds(
+        Schedule,
+        delays=st.lists(st.integers(0, 5), min_size=k, max_size=k).map(tuple),
+        order=st.sampled_from(["forward", "backward"]),
+        weights=st.sampled_from(["stash", "recompute", "current", "predict"]),
+        turns=st.booleans(),
+        queues=st.one_of(
+            st.just(()),
+            st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=k - 1, max_size=k - 1).map(tuple),
+        ),
+        cell=st.sampled_from(["action", "round"]),
+    )
+)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(schedules, st.integers(1, 14))
+def test_random_schedules_are_refused_or_keep_their_promises(schedule, batches):
+    try:
+        plan = Plan.build(schedule, batches)
+    except PlanError as error:
+        # Refused with a picture. With the default queues only an increasing delay, or a turn that a stage would have
+        # to give before it has the batch, is in the way.
+        assert str(error).startswith("plan refused at stage")
+        if not schedule.queues and not schedule.turns:
+            assert any(b > a for a, b in zip(schedule.delays, schedule.delays[1:]))
+        return
+    assert Plan.parse(str(plan)) == plan
+    for stage, delay in enumerate(schedule.delays):
+        for n in range(batches):
+            forward, backward = plan.versions(stage, n)
+            first = schedule.order == "backward" and delay > 0
+            assert forward == max(0, n - delay + first)
+            late = delay > 0 and schedule.weights in ("stash", "predict")
+            assert backward == (forward if late else n)

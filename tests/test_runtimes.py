@@ -1,0 +1,297 @@
+"""The promise: asynchronous, and still the same weights bit for bit on every runtime."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from rows import OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
+from torch import nn
+
+import freewheel as fw
+
+
+class Slow(nn.Module):
+    """Takes a random while, and changes nothing."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.random = random.Random(seed)
+
+    def forward(self, x):
+        if self.random.random() < 0.3:
+            time.sleep(0.002)
+        return x
+
+
+def run(row, k, runtime, optimizer="sgd", slow=None, slack=0, epochs=2):
+    stages = network(k)
+    if slow is not None:
+        stages[slow] = nn.Sequential(Slow(slow), stages[slow])
+    made = trainer(stages, row.make(k), optimizer=OPTIMIZERS[optimizer], runtime=runtime, slack=slack)
+    history = made.fit(batches(), epochs=epochs, validate=batches(3, seed=9))
+    return tensors(*stages), history
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_threads_equal_simulate_bit_for_bit(row, k, optimizer):
+    expected, before = run(row, k, "simulate", optimizer)
+    found, after = run(row, k, "threads", optimizer)
+    assert same_bits(expected, found)
+    assert before.losses == after.losses
+    assert before.metrics == after.metrics
+    assert [e.staleness for e in before.epochs] == [e.staleness for e in after.epochs]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_randomly_slow_stage_and_longer_queues_change_nothing(row):
+    expected, _ = run(row, 3, "simulate")
+    for slow, slack in ((0, 0), (1, 3), (2, 1)):
+        found, _ = run(row, 3, "threads", slow=slow, slack=slack)
+        assert same_bits(expected, found), (slow, slack)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_watching_a_run_does_not_change_it(row):
+    watched, _ = run(row, 3, "threads")
+    stages = network(3)
+    trainer(stages, row.make(3), runtime="threads").fit(batches(), epochs=2)
+    assert same_bits(watched, tensors(*stages))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_training_does_change_the_weights_and_seeds_matter(row):
+    before = tensors(*network(3))
+    after, _ = run(row, 3, "simulate")
+    assert not same_bits(before, after)
+    stages = network(3)
+    trainer(stages, row.make(3), seed=4).fit(batches(), epochs=2)
+    assert not same_bits(after, tensors(*stages))  # dropout draws from the trainer's seed
+
+
+@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+def test_every_stage_makes_one_update_per_batch(runtime):
+    for row in ROWS:
+        made = trainer(network(4), row.make(4), runtime=runtime, optimizer=OPTIMIZERS["adam"])
+        made.fit(batches(11), epochs=2)
+        steps = {int(s["step"]) for o in made.optimizers if o for s in o.state.values()}
+        expected = 22 // 3 if row.name == "accumulated" else 22
+        assert steps == {expected}, row
+
+
+@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+def test_a_cut_is_the_network_after_exactly_so_many_batches(runtime):
+    """With zero learning after the cut, the cut's weights are the drained weights of a shorter run."""
+    for row in ROWS:
+        seen = []
+        stages = network(3)
+        made = trainer(stages, row.make(3), runtime=runtime)
+        made.fit(batches(10), epochs=3, callbacks=[lambda end, seen=seen: seen.append(tensors(*end.stages))])
+        for epoch, cut in enumerate(seen, start=1):
+            shorter = network(3)
+            weights = trainer(shorter, row.make(3))
+            weights.fit(batches(10), epochs=epoch)
+            found = [p.detach() for m in shorter for p in m.parameters()]
+            count = [len(list(m.parameters())) for m in shorter]
+            buffers = [len(list(m.buffers())) for m in shorter]
+            parts, i = [], 0
+            for p, b in zip(count, buffers):
+                parts += cut[i : i + p]
+                i += p + b
+            # A drained run has forwarded nothing beyond its last batch, but its updates up to there are the same.
+            assert same_bits(parts, found), (row, epoch)
+
+
+@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+def test_a_callback_stops_at_its_cut(runtime):
+    states = []
+    for _ in range(2):
+        stages = network(3)
+        made = trainer(stages, fw.FDG(), runtime=runtime, optimizer=OPTIMIZERS["adam"])
+        history = made.fit(batches(8), epochs=5, callbacks=[lambda end: end.record.epoch == 1])
+        assert history.stopped
+        assert history.batches == 16
+        assert len(history.epochs) == 2
+        made.fit(batches(4), epochs=1)  # goes on from there, optimizer state included
+        states.append(tensors(*stages))
+    assert same_bits(*states)
+
+
+@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+def test_a_failing_stage_is_named_and_nothing_is_left_running(runtime):
+    class Fails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = 0
+
+        def forward(self, x):
+            self.count += 1
+            if self.count == 6:
+                raise KeyError("boom")
+            return x
+
+    stages = network(3)
+    stages[1] = nn.Sequential(stages[1], Fails())
+    made = trainer(stages, "pipedream", runtime=runtime)
+    started = time.monotonic()
+    with pytest.raises(fw.StageError, match="stage 1 failed in the forward of batch 5: KeyError: 'boom'") as caught:
+        made.fit(batches())
+    assert time.monotonic() - started < 10  # not a timing claim: a hang would take for ever
+    assert (caught.value.stage, caught.value.batch) == (1, 5)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert not [t for t in threading.enumerate() if t.name.startswith("freewheel")]
+
+
+@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+@pytest.mark.parametrize("when", ["loader", "callback", "validate"])
+def test_an_error_around_the_stages_stops_them_too(runtime, when):
+    def broken():
+        yield from batches(6)
+        raise OSError("disk gone")
+
+    class Loader:
+        def __iter__(self):
+            return broken()
+
+    def callback(end):
+        raise OSError("disk gone")
+
+    made = trainer(network(3), "fdg", runtime=runtime)
+    arguments = {"loader": (Loader(), {}), "callback": (batches(6), {"callbacks": [callback]})}
+    loader, options = arguments.get(when, (batches(6), {"validate": Loader()}))
+    with pytest.raises(OSError, match="disk gone"):
+        made.fit(loader, epochs=2, **options)
+    assert not [t for t in threading.enumerate() if t.name.startswith("freewheel")]
+
+
+@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+def test_ctrl_c_drains_and_leaves_a_consistent_network(runtime, capsys):
+    class Loader:
+        def __iter__(self):
+            for n, batch in enumerate(batches(40)):
+                if n == 12:
+                    signal.raise_signal(signal.SIGINT)
+                yield batch
+
+    stages = network(3)
+    made = trainer(stages, "fdg", runtime=runtime, optimizer=OPTIMIZERS["adam"])
+    history = made.fit(Loader(), epochs=2)
+    assert history.interrupted
+    assert not history.epochs[-1].complete
+    assert "interrupted" in capsys.readouterr().err
+    steps = {int(s["step"]) for o in made.optimizers if o for s in o.state.values()}
+    assert steps == {history.batches}
+    # Exactly the weights of an undisturbed run over the batches that went in.
+    other = network(3)
+    trainer(other, "fdg", optimizer=OPTIMIZERS["adam"]).fit(batches(40)[: history.batches])
+    assert same_bits(tensors(*stages), tensors(*other))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_twice_stops_at_once():
+    class Loader:
+        def __iter__(self):
+            for n, batch in enumerate(batches(40)):
+                if n == 12:
+                    signal.raise_signal(signal.SIGINT)
+                    signal.raise_signal(signal.SIGINT)
+                yield batch
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer(network(2), "fdg", runtime="threads").fit(Loader())
+    assert not [t for t in threading.enumerate() if t.name.startswith("freewheel")]
+
+
+@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+def test_a_loader_without_a_length_works(runtime):
+    class Stream:
+        def __iter__(self):
+            return iter(batches())
+
+    expected, found = network(3), network(3)
+    trainer(expected, "dsp").fit(batches(), epochs=2)
+    trainer(found, "dsp", runtime=runtime).fit(Stream(), epochs=2)
+    assert same_bits(tensors(*expected), tensors(*found))
+
+
+class Pair(nn.Module):
+    """Takes a dict or a tuple, gives a dict with a passenger that no gradient goes through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 5)
+
+    def forward(self, x):
+        a, ids = (x["a"], x["ids"]) if isinstance(x, dict) else x
+        h = self.linear(a)
+        return {"h": h, "skip": [h * 2], "ids": ids}
+
+
+class Join(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 5)
+        self.out = nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.out(torch.tanh(x["h"] + x["skip"][0] + self.table(x["ids"])))
+
+
+@pytest.mark.parametrize("kind", ["tuple", "dict"])
+def test_inputs_may_be_trees_and_equal_plain_training(kind):
+    g = torch.Generator().manual_seed(0)
+    loader = []
+    for n in (8, 8, 5):
+        a, ids = torch.randn(n, 4, generator=g), torch.randint(7, (n,), generator=g)
+        loader.append(((a, ids) if kind == "tuple" else {"a": a, "ids": ids}, torch.randint(2, (n,), generator=g)))
+    torch.manual_seed(0)
+    plain = nn.Sequential(Pair(), Join())
+    torch.manual_seed(0)
+    stages = [Pair(), Join()]
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(plain(x), y).backward()
+        optimizer.step()
+    for runtime in fw.RUNTIMES:
+        torch.manual_seed(0)
+        stages = [Pair(), Join()]
+        trainer(stages, "bp", runtime=runtime, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)).fit(loader)
+        assert same_bits(tensors(plain), tensors(*stages))
+        trainer([Pair(), Join()], "fr", runtime=runtime).fit(loader)
+
+
+def test_micro_batches_of_a_small_last_batch():
+    stages = [nn.Linear(6, 5), nn.Linear(5, 3)]
+    loader = [*batches(3), (torch.randn(2, 6), torch.tensor([0, 1]))]
+    for runtime in fw.RUNTIMES:
+        history = trainer(stages, fw.GPipe(micro=4), runtime=runtime).fit(loader)
+        assert history.epochs[0].samples == 29
+
+
+def test_global_generators_are_left_alone():
+    made = trainer(network(2), "fdg", runtime="threads")
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    made.fit(batches(5))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_seed_fixes_shuffling_by_the_global_generator():
+    data = torch.utils.data.TensorDataset(torch.randn(40, 6), torch.randint(3, (40,)))
+    loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
+    results = []
+    for _ in range(2):
+        stages = network(2)
+        torch.manual_seed(random.randrange(1000))
+        trainer(stages, "pipedream", runtime="threads").fit(loader, epochs=2)
+        results.append(tensors(*stages))
+    assert same_bits(*results)
