@@ -39,7 +39,7 @@ def test_old_versions_and_graphs_are_freed_as_soon_as_nothing_needs_them():
 
 
 def test_nothing_of_a_run_outlives_it():
-    """What is left of a weight is the weight and its momentum."""
+    """What is left of a weight is the weight, its momentum, and what a correction remembers between updates."""
 
     def held():
         gc.collect()
@@ -49,7 +49,8 @@ def test_nothing_of_a_run_outlives_it():
         before = held()
         made = trainer([nn.Linear(6, 37), nn.Linear(37, 6), nn.Linear(6, 3)], row.make(3))
         made.fit(batches(9))
-        assert held() - before == 2, row
+        remembers = 2 if row.name == "pipemare" else 0
+        assert held() - before == 2 + remembers, row
         del made
 
 

@@ -24,7 +24,8 @@ def methods(
     if json:
         say(as_json(rows))
         return
-    shown = table("name", "delays", "order", "weights", "locks left", "options", "", wrap=("locks left", "options", ""))
+    facts = table("name", "delays", "order", "weights", "locks left", "options", wrap=("locks left", "options"))
+    words = table("name", "what it does", wrap=("what it does",))
     for row in rows:
         cells = [
             row["name"],
@@ -34,9 +35,10 @@ def methods(
             ", ".join(row["locks"]) or "none",
             " ".join(f"{name}={write_value(value)}" for name, value in row["options"].items()),
         ]
-        sentence, _, _ = row["description"].partition(". ")
-        shown.add_row(*(cell or "-" for cell in cells), sentence.removesuffix("."))
-    show(shown)
+        facts.add_row(*(cell or "-" for cell in cells))
+        words.add_row(row["name"], row["description"])
+    show(facts)
+    show(words)
     say(f"Delays and locks are those of {STAGES} stages. Options are given with -o:")
     say("  freewheel plan fdg --stages 3 -o shrink=0.5")
     say("Any other choice of delays and weights is a `pipeline`:")

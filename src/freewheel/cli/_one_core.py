@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from statistics import median
 from time import perf_counter
@@ -21,54 +21,85 @@ WARM_UP = 3
 LEAST_BATCHES = 10
 SECONDS = 1.0
 
+Batch = tuple[Tensor, Tensor]
+
 
 class OneCore:
-    """Times batches of plain training, a short while at each call; the median over all calls counts.
+    """Times plain training and scoring by the batch, a short while at each call; the median over all calls counts.
 
-    Batches, optimizer, clipping and autocast are those of the run, and so is what one batch costs to fetch and
+    Batches, optimizer, clipping and autocast are those of the run, and so is what a batch costs to fetch and to
     augment. Everything happens in this thread, on one intra-op thread, to a copy of the untrained network.
     """
 
     def __init__(self, job: Job, *, seconds: float = SECONDS) -> None:
         self._job, self._seconds = job, seconds
-        self._size = min(job.data.train.batch_size, len(job.data.train.images))
-        self.times: list[float] = []
+        self.training: list[float] = []
+        self.scoring: list[float] = []
+
+    @property
+    def epoch_seconds(self) -> float:
+        """How long an epoch would take: training on all images, then scoring the network on the test images."""
+        data = self._job.data
+        batches = len(data.train.images) / _size(data.train), len(data.test.images) / _size(data.test)
+        return batches[0] * median(self.training) + batches[1] * median(self.scoring)
 
     @property
     def images_per_second(self) -> float:
-        """Images in a batch over the median time of one."""
-        return self._size / median(self.times)
+        """Training images over the time of an epoch."""
+        return len(self._job.data.train.images) / self.epoch_seconds
 
     def measure(self) -> None:
-        """Trains a fresh copy for about as many batches as fit into the time, ten at the least."""
-        model = copy.deepcopy(self._job.untrained).train()
-        optimizer = self._job.settings.optimizer_factory()(model.parameters())
-        batches = endless(self._job.data.train)
+        """Trains and scores a fresh copy for about as many batches as fit into the time, ten at the least."""
+        settings, data = self._job.settings, self._job.data
+        model = copy.deepcopy(self._job.untrained)
+        optimizer = settings.optimizer_factory()(model.parameters())
+
+        def casts() -> AbstractContextManager[object]:
+            return torch.autocast("cpu", dtype=torch.bfloat16) if settings.bf16 else nullcontext()
+
+        def train(batch: Batch) -> None:
+            optimizer.zero_grad()
+            with casts():
+                loss = F.cross_entropy(model(batch[0]), batch[1])
+            loss.backward()
+            if settings.clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+            optimizer.step()
+
+        def score(batch: Batch) -> None:
+            with torch.no_grad(), casts():
+                out = model(batch[0])
+                float(F.cross_entropy(out, batch[1]))
+                (out.argmax(1) == batch[1]).float().mean().item()
+
         with intra_op_threads(1):
-            for _ in range(WARM_UP):
-                self._step(model, optimizer, next(batches))
-            begun, seen = perf_counter(), 0
-            while seen < LEAST_BATCHES or perf_counter() - begun < self._seconds:
-                start = perf_counter()
-                batch = next(batches)
-                self._step(model, optimizer, batch)
-                if len(batch[1]) == self._size:  # the last batch of an epoch may be a small one
-                    self.times.append(perf_counter() - start)
-                    seen += 1
-
-    def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> None:
-        settings = self._job.settings
-        x, target = batch
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16) if settings.bf16 else nullcontext():
-            loss = F.cross_entropy(model(x), target)
-        loss.backward()
-        if settings.clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-        optimizer.step()
+            model.train()
+            self.training += time_batches(train, data.train, seconds=self._seconds)
+            model.eval()
+            self.scoring += time_batches(score, data.test, seconds=self._seconds / 4)
 
 
-def endless(loader: TensorLoader) -> Iterator[tuple[Tensor, Tensor]]:
+def time_batches(work: Callable[[Batch], None], loader: TensorLoader, *, seconds: float) -> list[float]:
+    """The time of each full batch, fetching included, for so many seconds, after a few to warm up."""
+    times: list[float] = []
+    batches = endless(loader)
+    for _ in range(WARM_UP):
+        work(next(batches))
+    begun = perf_counter()
+    while len(times) < LEAST_BATCHES or perf_counter() - begun < seconds:
+        start = perf_counter()
+        batch = next(batches)
+        work(batch)
+        if len(batch[1]) == _size(loader):  # the last batch of an epoch may be a small one
+            times.append(perf_counter() - start)
+    return times
+
+
+def endless(loader: TensorLoader) -> Iterator[Batch]:
     """The batches of epoch 0, 1, 2 and so on; what the loader itself gives next stays the same."""
     for epoch in count():
         yield from loader.epoch(epoch)
+
+
+def _size(loader: TensorLoader) -> int:
+    return min(loader.batch_size, len(loader.images))

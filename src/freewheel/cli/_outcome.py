@@ -63,8 +63,8 @@ class Outcome:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast as plain PyTorch on one core."""
-        if self.one_core is None or self.images_per_second is None:
+        """How many times as fast as plain PyTorch on one core, the scoring included on both sides."""
+        if self.one_core is None or self.images_per_second is None or not self.seconds:
             return None
         return self.images_per_second / self.one_core.images_per_second
 
@@ -95,7 +95,8 @@ class Outcome:
             return
         speed = f"{self.images_per_second:,.0f} images/s"
         if self.one_core is not None and self.speedup is not None:
-            speed += f": {self.speedup:.2f} times plain PyTorch on one core ({self.one_core.images_per_second:,.0f})"
+            plain = f"{self.one_core.images_per_second:,.0f}"
+            speed += f": {self.speedup:.2f} times plain PyTorch on one core ({plain} images/s)"
         yield speed
 
     def as_dict(self) -> dict[str, Any]:
@@ -129,7 +130,13 @@ class Outcome:
             "epoch_seconds": list(self.seconds),
             "score": asdict(self.score),
             "images_per_second": self.images_per_second,
-            "one_core_images_per_second": None if self.one_core is None else self.one_core.images_per_second,
+            "one_core": None
+            if self.one_core is None
+            else {
+                "images_per_second": self.one_core.images_per_second,
+                "epoch_seconds": self.one_core.epoch_seconds,
+                "batches_timed": len(self.one_core.training),
+            },
             "speedup": self.speedup,
             "cores": cores(),
             "versions": {

@@ -27,9 +27,11 @@ def say(text: str = "", *, error: bool = False) -> None:
 
 def table(*columns: str, right: tuple[str, ...] = (), wrap: tuple[str, ...] = (), title: str = "") -> Table:
     """An empty table; only the columns in `wrap` may be broken into lines."""
-    out = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
+    out = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", padding=(0, 1, 0, 0))
     for column in columns:
-        out.add_column(column, justify="right" if column in right else "left", no_wrap=column not in wrap)
+        out.add_column(
+            column, justify="right" if column in right else "left", no_wrap=column not in wrap, overflow="fold"
+        )
     return out
 
 

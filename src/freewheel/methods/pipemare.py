@@ -2,8 +2,8 @@
 
 Paper: Yang et al., PipeMare: asynchronous pipeline parallel DNN training, 2021.
 
-Neither are weights stashed nor forwards redone. The backward of stage k with batch n multiplies by the weights of its own
-time, corrected towards those of the forward, and by the activations of the forward. Two techniques keep it stable:
+Neither are weights stashed nor forwards redone. The backward of stage k with batch n multiplies by the weights of its
+own time, corrected towards those of the forward, and by the activations of the forward. Two techniques keep it stable:
 
 1. the step size is divided by the staleness at first:  lr_k(t) = lr / m_k^(1 - min(t/anneal, 1));
 2. the backward's weights are moved back:  u_k = w_k - m_k·δ_k,  δ_k a decaying mean of the steps taken.

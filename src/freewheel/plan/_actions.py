@@ -99,7 +99,7 @@ class Action(NamedTuple):
         compute = letter in "FRBU"
         if compute != (version is not None) or compute == bool(before or after) or (before and after):
             raise ValueError(
-                f"cannot read the action {token!r}: F, R, B and U take a version (F3@1), messages one arrow (a3> or >a3)"
+                f"cannot read the action {token!r}: F, R, B and U take a version (F3@1), messages an arrow (a3> or >a3)"
             )
         op = Op(f"{before or ''}{letter}{after or ''}")
         return cls(op, int(batch), None if version is None else int(version), None if micro is None else int(micro))

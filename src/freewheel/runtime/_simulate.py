@@ -14,7 +14,7 @@ def simulate(run: Run) -> Cut | None:
     run.feed.on_demand(run.deliver)
     players = [_Player(interpreter) for interpreter in run.interpreters]
     with intra_op_threads(run.threads):
-        while any([player.play() for player in players]):
+        while sum(player.play() for player in players):  # every one of them gets its turn
             while cuts:
                 cut = cuts.pop(0)
                 if run.on_cut(cut):

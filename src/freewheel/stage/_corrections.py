@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
 Gradients = Sequence[Tensor | None]
 
 

@@ -155,7 +155,7 @@ class Stage:
         return leaves, spec
 
     def _run(self, unit: Unit, x: Tree, target: Tree) -> tuple[list[Any], TreeSpec, list[Tensor]]:
-        """The module on its input, and the loss behind the last one: flat outputs and the inputs to differentiate by."""
+        """The module on its input, the loss behind the last one: flat outputs, and the inputs to differentiate by."""
         given, shape = tree_flatten(x)
         given = [t.to(self.device) if isinstance(t, Tensor) and t.device != self.device else t for t in given]
         inputs: list[Tensor] = []
@@ -235,7 +235,7 @@ class Stage:
             for weight, gradient in zip(self.weights.live, gradients):
                 weight.grad = _add(weight.grad, gradient)
             self._gradients, self._then = [], ()
-            if not any([hook.skips() for hook in self.hooks]):
+            if not sum(hook.skips() for hook in self.hooks):  # every one of them counts the batch
                 self._step(norm)
             for hook in self.hooks:
                 hook.updated(self.weights.live)

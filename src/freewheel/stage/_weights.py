@@ -7,9 +7,9 @@ handles, which autograd's own hooks resolve when the backward runs.
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -24,20 +24,18 @@ class Weights(ABC):
     def __init__(self, module: nn.Module) -> None:
         self.live: list[nn.Parameter] = [p for p in module.parameters() if p.requires_grad]
 
-    @contextmanager
-    def forward(self, version: int) -> Iterator[Tensors]:
-        """Inside, the module runs on the weights a forward at this version uses; they are what it differentiates by."""
-        yield self.live
+    @abstractmethod
+    def forward(self, version: int) -> AbstractContextManager[Tensors]:
+        """Inside, the module runs on the weights of this version's forwards; gradients are taken by what it gives."""
 
-    @contextmanager
-    def backward(self) -> Iterator[None]:
+    def backward(self) -> AbstractContextManager[object]:
         """Inside, a backward of an earlier forward runs."""
-        yield
+        return nullcontext()
 
-    def release(self, version: int) -> None:
+    def release(self, version: int) -> None:  # noqa: B027
         """One graph made at this version is gone."""
 
-    def updated(self) -> None:
+    def updated(self) -> None:  # noqa: B027
         """The live weights have a new version."""
 
     @property
@@ -48,6 +46,10 @@ class Weights(ABC):
 
 class Live(Weights):
     """The weights themselves: for a stage that learns before it changes."""
+
+    def forward(self, version: int) -> AbstractContextManager[Tensors]:
+        """Runs on the live weights."""
+        return nullcontext(self.live)
 
 
 class Stash(Weights):

@@ -17,7 +17,7 @@ def check_stages(stages: object) -> list[nn.Module]:
     """The stages as a list, if they are modules that share nothing."""
     if isinstance(stages, nn.Module):
         raise TypeError(
-            f"stages is one {type(stages).__name__}: cut it first, stages = fw.split(model, k, example=x), or give [model]"
+            f"stages is one {type(stages).__name__}: cut it first, fw.split(model, k, example=x), or give [model]"
         )
     if not isinstance(stages, Sequence) or isinstance(stages, str):
         raise TypeError(f"stages={stages!r}: give a list of modules, such as fw.split(model, k, example=x)")
@@ -31,8 +31,8 @@ def check_stages(stages: object) -> list[nn.Module]:
             other, theirs = owner.setdefault(id(tensor), (k, name))
             if other != k:
                 raise ValueError(
-                    f"stages {other} and {k} share a parameter or buffer ({theirs!r} and {name!r}): each stage must own "
-                    "its weights alone; put both uses into one stage, or give one of them a copy"
+                    f"stages {other} and {k} share a parameter or buffer ({theirs!r} and {name!r}): each stage must "
+                    "own its weights alone; put both uses into one stage, or give one of them a copy"
                 )
     return list(stages)
 
@@ -43,8 +43,8 @@ def make_optimizers(
     """An optimizer for each stage that has anything to train."""
     if isinstance(factory, torch.optim.Optimizer):
         raise TypeError(
-            f"optimizer is a {type(factory).__name__} that exists already: give a factory for each stage's own, such as "
-            "functools.partial(torch.optim.SGD, lr=0.1)"
+            f"optimizer is a {type(factory).__name__} that exists already: give a factory for each stage's own, such "
+            "as functools.partial(torch.optim.SGD, lr=0.1)"
         )
     out: list[torch.optim.Optimizer | None] = []
     if isinstance(factory, Mapping):
@@ -88,8 +88,8 @@ def check_clip(clip: object, scope: object, schedule: Schedule) -> None:
         raise ValueError(f"clip={clip!r}: give the largest gradient norm, a number above 0")
     if scope == "global" and schedule.asynchronous:
         raise ValueError(
-            f"clip_scope='global' with {schedule.name} (delays={schedule.delays}): at no time do the stages hold gradients of "
-            "the same batch, so the norm over all of them does not exist before some have been updated; "
+            f"clip_scope='global' with {schedule.name} (delays={schedule.delays}): at no time do the stages hold "
+            "gradients of the same batch, so the norm over all of them does not exist before some have been updated; "
             "clip each stage by its own norm (clip_scope='stage')"
         )
 
@@ -102,6 +102,6 @@ def check_autocast(dtype: Any, schedule: Schedule) -> None:
         raise ValueError(f"autocast={dtype!r}: only torch.bfloat16 is supported (float16 would need a gradient scaler)")
     if schedule.weights == "current" and schedule.asynchronous:
         raise ValueError(
-            f"autocast with weights='current' ({schedule.name}): a late backward would see the bfloat16 copies made at its "
-            "forward, not the newest weights; use weights='stash' or 'recompute', or no autocast"
+            f"autocast with weights='current' ({schedule.name}): a late backward would see the bfloat16 copies "
+            "made at its forward, not the newest weights; use weights='stash' or 'recompute', or no autocast"
         )

@@ -1,0 +1,5 @@
+"""Benchmarks: measurements that anyone can repeat."""
+
+from freewheel.bench._speed import speed
+
+__all__ = ["speed"]

@@ -1,0 +1,32 @@
+"""What the benchmarks need to know of the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from typing import Any
+
+import torch
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def free_port() -> int:
+    """A free port on the loopback interface."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def machine() -> dict[str, Any]:
+    """Cores, load and versions, for the record beside a measurement."""
+    return {
+        "cores": cores(),
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
