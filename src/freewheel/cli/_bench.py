@@ -15,9 +15,10 @@ from freewheel.methods import whole_number
 bench = typer.Typer(help="Measure, on this machine.", no_args_is_help=True)
 
 AGAINST = {
-    "sequential": "plain PyTorch on one core",
+    "sequential": "the same stages one at a time",
     "bp_all_cores": "plain PyTorch on all cores",
-    "torch_pipelining": "PyTorch's own pipelining",
+    "bp_best": "plain PyTorch on its best number of cores",
+    "torch_pipelining": "torch.distributed.pipelining at its best",
 }
 
 
@@ -45,10 +46,12 @@ def speed(
 
 
 def _show(batch_size: str, part: Mapping[str, Any]) -> None:
-    shown = table("", "seconds", "images/s", right=("seconds", "images/s"), title=f"batches of {batch_size} images")
+    numbers = ("seconds a batch", "images/s")
+    shown = table("", *numbers, right=numbers, title=f"batches of {batch_size} images")
     for row in part["rows"]:
-        shown.add_row(row["name"], f"{row['seconds']:.4g}", f"{row['images_per_second']:,.0f}")
+        shown.add_row(row["name"], f"{row['seconds']:.4f}", f"{row['images_per_second']:,.0f}")
     show(shown)
+    say("The fastest on threads is")
     for name, ratio in part["ratios"].items():
-        say(f"{ratio:.2f} times as fast as {AGAINST.get(name, name)}")
+        say(f"  {ratio:.2f} times as fast as {AGAINST.get(name, name)}")
     say()

@@ -31,8 +31,8 @@ class OneCore:
     augment. Everything happens in this thread, on one intra-op thread, to a copy of the untrained network.
     """
 
-    def __init__(self, job: Job, *, seconds: float = SECONDS) -> None:
-        self._job, self._seconds = job, seconds
+    def __init__(self, job: Job) -> None:
+        self._job = job
         self.training: list[float] = []
         self.scoring: list[float] = []
 
@@ -74,9 +74,9 @@ class OneCore:
 
         with intra_op_threads(1):
             model.train()
-            self.training += time_batches(train, data.train, seconds=self._seconds)
+            self.training += time_batches(train, data.train, seconds=SECONDS)
             model.eval()
-            self.scoring += time_batches(score, data.test, seconds=self._seconds / 4)
+            self.scoring += time_batches(score, data.test, seconds=SECONDS / 4)
 
 
 def time_batches(work: Callable[[Batch], None], loader: TensorLoader, *, seconds: float) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 import freewheel
 from freewheel.cli._job import Job
 from freewheel.cli._one_core import OneCore
-from freewheel.cli._output import say, show, table
+from freewheel.cli._output import plural, say, show, table
 from freewheel.cli._plan import locks
 from freewheel.cli._settings import cores
 from freewheel.trainer import Epoch, EpochEnd, History, Score
@@ -48,23 +48,21 @@ class Outcome:
     score: Score
     seconds: Sequence[float]
     one_core: OneCore | None
-    rates: list[float] = field(init=False)
 
-    def __post_init__(self) -> None:
-        whole = [epoch.samples / seconds for epoch, seconds in zip(self.history.epochs, self.seconds)]
-        rest = [epoch.images_per_second for epoch in self.history.epochs[len(whole) :]]
-        object.__setattr__(self, "rates", whole + rest)
+    @property
+    def rates(self) -> list[float]:
+        """Images per second of each whole epoch."""
+        return [epoch.samples / seconds for epoch, seconds in zip(self.history.epochs, self.seconds)]
 
     @property
     def images_per_second(self) -> float | None:
-        """The median over the epochs, the whole ones where there are any."""
-        rates = self.rates[: len(self.seconds)] or self.rates
-        return median(rates) if rates else None
+        """The median over the whole epochs, where there are any."""
+        return median(self.rates) if self.rates else None
 
     @property
     def speedup(self) -> float | None:
         """How many times as fast as plain PyTorch on one core, the scoring included on both sides."""
-        if self.one_core is None or self.images_per_second is None or not self.seconds:
+        if self.one_core is None or self.images_per_second is None:
             return None
         return self.images_per_second / self.one_core.images_per_second
 
@@ -74,23 +72,21 @@ class Outcome:
         shown = table(*numbers, "busy", "staleness", right=numbers)
         epochs = self.history.epochs
         rows = pick(len(epochs), MOST_ROWS)
+        rates = dict(enumerate(self.rates))
         for row in rows:
-            shown.add_row(*_cells(epochs[row], self.rates[row]))
+            shown.add_row(*_cells(epochs[row], rates.get(row)))
         show(shown)
         if len(rows) < len(epochs):
             say(f"{len(rows)} of {len(epochs)} epochs; --json FILE writes all\n")
 
     def lines(self) -> Iterator[str]:
         """The closing lines."""
-        epochs = self.history.epochs
-        done = sum(epoch.complete for epoch in epochs)
-        after = f"after {done} epoch{'' if done == 1 else 's'}"
+        done = sum(epoch.complete for epoch in self.history.epochs)
+        after = f"after {plural(done, 'epoch')}"
         if self.history.interrupted:
             after += f" of {self.job.settings.epochs}, interrupted at batch {self.history.batches}"
         accuracy = math.nan if self.score.metric is None else self.score.metric
         yield f"test accuracy {accuracy:.2%} (loss {self.score.loss:.4f}, {self.score.samples:,} images) {after}"
-        if not math.isfinite(self.score.loss) or (epochs and not math.isfinite(epochs[-1].loss)):
-            yield "the loss is not a number any more: try a smaller --lr, or --clip 1"
         if self.images_per_second is None:
             return
         speed = f"{self.images_per_second:,.0f} images/s"
@@ -159,14 +155,14 @@ def pick(count: int, most: int) -> list[int]:
     return [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
-def _cells(epoch: Epoch, rate: float) -> list[str]:
+def _cells(epoch: Epoch, rate: float | None) -> list[str]:
     score = epoch.validation
     return [
         f"{epoch.epoch + 1}" if epoch.complete else f"part of {epoch.epoch + 1}",
         f"{epoch.loss:.4f}",
         "-" if score is None else f"{score.loss:.4f}",
         "-" if score is None or score.metric is None else f"{score.metric:.2%}",
-        f"{rate:,.0f}",
+        "-" if rate is None else f"{rate:,.0f}",
         " ".join(f"{share:.0%}" for share in epoch.busy),
         " ".join(f"{late:.1f}" for late in epoch.staleness),
     ]

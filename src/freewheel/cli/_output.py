@@ -25,6 +25,16 @@ def say(text: str = "", *, error: bool = False) -> None:
     stream.flush()
 
 
+def plural(count: int, word: str) -> str:
+    """The number and the word.
+
+    Example:
+        >>> plural(1, "stage"), plural(2, "stage")
+        ('1 stage', '2 stages')
+    """
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
 def table(*columns: str, right: tuple[str, ...] = (), wrap: tuple[str, ...] = (), title: str = "") -> Table:
     """An empty table; only the columns in `wrap` may be broken into lines."""
     out = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", padding=(0, 1, 0, 0))

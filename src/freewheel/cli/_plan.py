@@ -55,12 +55,12 @@ def facts(plan: Plan) -> list[str]:
     r"""Delays, locks, and for each stage the most that it holds and the queues behind it.
 
     Example:
-        >>> print("\n".join(facts(freewheel.plan("pipedream", k=2))))
-        delays      1 0
+        >>> print("\n".join(facts(freewheel.plan("dsp", k=2))))
+        delays      2 0
         locks left  none
         <BLANKLINE>
         stage  inputs  graphs  weight copies  queues to the next stage
-        0      0       2       2              2 activations, 2 gradients
+        0      3       1       1              2 activations, 2 gradients
         1      0       1       1              -
     """
     lines = [

@@ -14,7 +14,7 @@ from freewheel.cli._job import Job, prepare
 from freewheel.cli._one_core import OneCore
 from freewheel.cli._options import option_flag
 from freewheel.cli._outcome import Clock, Outcome
-from freewheel.cli._output import as_json, say
+from freewheel.cli._output import as_json, plural, say
 from freewheel.cli._plan import locks
 from freewheel.cli._settings import Settings
 
@@ -191,7 +191,6 @@ def opening(job: Job) -> Iterator[str]:
     """What will be trained."""
     settings, data, plan = job.settings, job.data, job.trainer.plan
     shape = "x".join(map(str, data.in_shape))
-    threads = f"{job.trainer.threads} thread{'' if job.trainer.threads == 1 else 's'}"
     values = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in settings.optimizer_settings().items())
     yield (
         f"data     {data.name}: {len(data.train.images):,} images to train, {len(data.test.images):,} to test, "
@@ -202,7 +201,7 @@ def opening(job: Job) -> Iterator[str]:
         f"method   {job.trainer.method.name}: delays {' '.join(map(str, plan.delays))}, "
         f"locks left {', '.join(locks(plan)) or 'none'}"
     )
-    yield f"runtime  {job.trainer.runtime}: {len(job.stages)} stages, {threads} each"
+    yield f"runtime  {job.trainer.runtime}: {plural(len(job.stages), 'stage')}, {plural(job.trainer.threads, 'thread')} each"
     yield f"steps    {settings.optimizer}: {values}, {settings.schedule} schedule, seed {settings.seed}"
     yield ""
     yield str(job.stages.report)

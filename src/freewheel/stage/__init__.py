@@ -11,6 +11,7 @@ from freewheel.stage._corrections import (
     Site,
     StalenessStep,
 )
+from freewheel.stage._device import homes, to_device
 from freewheel.stage._random import seed_of
 from freewheel.stage._stage import Loss, Stage, StageOptions, load_tensors
 
@@ -27,6 +28,8 @@ __all__ = [
     "Stage",
     "StageOptions",
     "StalenessStep",
+    "homes",
     "load_tensors",
     "seed_of",
+    "to_device",
 ]

@@ -31,11 +31,19 @@ class SeededDraws(TorchDispatchMode):
     `used` tells whether there was one: a stage that has none need not pay for the mode again.
     """
 
-    def __init__(self, device: torch.device, seed: int) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__()
         self.used = False
-        self._generator = torch.Generator(device=device)
-        self._generator.manual_seed(seed)
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def _generator(self, args: Any, kwargs: Any) -> torch.Generator:
+        """The generator of the device that the operation draws on."""
+        given = next((a.device for a in args if isinstance(a, torch.Tensor)), kwargs.get("device"))
+        device = torch.device(given) if given is not None else torch.get_default_device()
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device=device).manual_seed(self._seed)
+        return self._generators[device]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -46,17 +54,15 @@ class SeededDraws(TorchDispatchMode):
             return self._dropout(*args, **kwargs)
         if any(argument.name == "generator" for argument in func._schema.arguments):
             if kwargs.get("generator") is None:
-                kwargs = {**kwargs, "generator": self._generator}
+                kwargs = {**kwargs, "generator": self._generator(args, kwargs)}
             return func(*args, **kwargs)
+        wanted = [argument.name for argument in func._schema.arguments]
         for overload in func.overloadpacket.overloads():
             # torch.rand and friends take a generator in an overload of their own.
             other = getattr(func.overloadpacket, overload)
             names = [a.name for a in other._schema.arguments]
-            if names == [*(a.name for a in func._schema.arguments), "generator"] or (
-                "generator" in names
-                and [n for n in names if n != "generator"] == [a.name for a in func._schema.arguments]
-            ):
-                return other(*args, **{**kwargs, "generator": self._generator})
+            if "generator" in names and [n for n in names if n != "generator"] == wanted:
+                return other(*args, **{**kwargs, "generator": self._generator(args, kwargs)})
         raise RuntimeError(
             f"{func} draws random numbers but takes no generator, so its result would depend on timing: "
             "set its dropout to 0, or use another kernel"
@@ -67,5 +73,5 @@ class SeededDraws(TorchDispatchMode):
             return x.clone(), torch.ones_like(x, dtype=torch.bool)
         if p == 1:
             return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-        mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=self._generator)
+        mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=self._generator([x], {}))
         return x * mask * (1 / (1 - p)), mask

@@ -14,6 +14,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from freewheel.plan import Schedule
 from freewheel.stage._corrections import Correction, Gradients, Hooks, Site
+from freewheel.stage._device import to_device
 from freewheel.stage._random import SeededDraws, seed_of
 from freewheel.stage._weights import Current, Live, Stash, Weights
 
@@ -58,6 +59,7 @@ class Stage:
 
     index: int
     module: nn.Module
+    device: torch.device
     options: StageOptions
     optimizer: torch.optim.Optimizer | None
     scheduler: torch.optim.lr_scheduler.LRScheduler | None
@@ -70,7 +72,6 @@ class Stage:
         self.is_last = self.index == schedule.stages - 1
         self.delay = schedule.delays[self.index]
         self.replays = self.delay > 0 and schedule.weights == "recompute"
-        self.device = next((t.device for t in [*self.module.parameters(), *self.module.buffers()]), torch.device("cpu"))
         self.hooks: list[Hooks] = [
             c.attach(Site(self.index, schedule.stages, self.delay)) for c in self.options.corrections
         ]
@@ -157,7 +158,7 @@ class Stage:
     def _run(self, unit: Unit, x: Tree, target: Tree) -> tuple[list[Any], TreeSpec, list[Tensor]]:
         """The module on its input, the loss behind the last one: flat outputs, and the inputs to differentiate by."""
         given, shape = tree_flatten(x)
-        given = [t.to(self.device) if isinstance(t, Tensor) and t.device != self.device else t for t in given]
+        given = to_device(given, self.device)
         inputs: list[Tensor] = []
         if self.index and torch.is_grad_enabled():
             inputs = [t.requires_grad_() for t in given if isinstance(t, Tensor) and t.is_floating_point()]
@@ -166,7 +167,7 @@ class Stage:
         with self._contexts(unit):
             out = self.module(tree_unflatten(used, shape))
             if self.is_last:
-                out = self._loss_of(out, target)
+                out = self._loss_of(out, to_device(target, self.device))
         self._edits = self._edits and any(isinstance(t, Tensor) and t._version > 0 for t in used)
         leaves, spec = tree_flatten(out)
         return leaves, spec, inputs
@@ -187,7 +188,7 @@ class Stage:
                 yield
             return
         batch, micro = unit
-        draws = SeededDraws(self.device, seed_of(self.options.seed, self.index, self.first_batch + batch, micro))
+        draws = SeededDraws(seed_of(self.options.seed, self.index, self.first_batch + batch, micro))
         with casts, draws:
             yield
         self._draws = draws.used
@@ -200,9 +201,10 @@ class Stage:
         if graph is None:
             return ()
         if gradients is not None:
-            gradients = [g if g is None or g.device == self.device else g.to(self.device) for g in gradients]
+            arrived: Gradients = to_device(gradients, self.device)
             for hook in self.hooks:
-                gradients = hook.receive(gradients)
+                arrived = hook.receive(arrived)
+            gradients = arrived
         pairs = [(t, None if i is None else gradients[i]) for t, i in zip(graph.outputs, graph.places)]  # pyright: ignore
         pairs = [(t, g) for t, g in pairs if self.is_last or g is not None]
         wanted = [*graph.inputs, *graph.weights]

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from freewheel.runtime import Feed
-from freewheel.stage import Loss
+from freewheel.stage import Loss, homes, to_device
 from freewheel.trainer._history import Score
 
 Metric = Callable[[Any, Any], Any]
@@ -43,33 +42,19 @@ def evaluate(
     feed = Feed(loader, 1)
     total, samples = 0.0, 0
     scores: list[float] = []
+    devices = homes(modules)
     with torch.no_grad(), eval_mode(modules):
         while (batch := feed.pull()) is not None:
-            out, target = batch.x, batch.target
-            for module in modules:
-                device = next((p.device for p in module.parameters()), None)
-                casts = (
-                    torch.autocast((device or torch.device("cpu")).type, dtype=autocast) if autocast else nullcontext()
-                )
-                with casts:
+            out, target = batch.x, to_device(batch.target, devices[-1])
+            for module, device in zip(modules, devices):
+                with torch.autocast(device.type, dtype=autocast) if autocast else nullcontext():
                     out = module(to_device(out, device))
-            total += float(loss(out, to_device(target, _device(out)))) * batch.size
-            score = metric(out, to_device(target, _device(out)))
+            total += float(loss(out, target)) * batch.size
+            score = metric(out, target)
             if score is not None:
                 scores.append(float(score) * batch.size)
             samples += batch.size
     return Score(loss=total / samples, metric=sum(scores) / samples if scores else None, samples=samples)
-
-
-def to_device(tree: Any, device: torch.device | None) -> Any:
-    """The same tree with its tensors on a device; None leaves them where they are."""
-    if device is None:
-        return tree
-    return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, tree)
-
-
-def _device(tree: Any) -> torch.device | None:
-    return tree.device if isinstance(tree, Tensor) else None
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from freewheel.methods import method as find_method
 from freewheel.plan import Plan
 from freewheel.runtime import RUNTIMES, intra_op_threads
 from freewheel.split import Stages
-from freewheel.stage import Loss, Stage, StageOptions
+from freewheel.stage import Loss, Stage, StageOptions, homes
 from freewheel.trainer._checks import (
     OptimizerFactory,
     check_autocast,
@@ -110,15 +110,10 @@ class Trainer:
             seed=self.seed,
         )
         optimizers = make_optimizers(optimizer, modules)
+        schedulers = [None if scheduler is None or o is None else scheduler(o) for o in optimizers]
         self._stages = [
-            Stage(
-                k,
-                module,
-                self._options,
-                optimizers[k],
-                None if scheduler is None or o is None else scheduler(o),
-            )
-            for k, (module, o) in enumerate(zip(modules, optimizers))
+            Stage(k, module, home, self._options, optimizers[k], schedulers[k])
+            for k, (module, home) in enumerate(zip(modules, homes(modules)))
         ]
         self._batches = 0
         self._running = False

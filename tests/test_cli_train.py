@@ -1,0 +1,218 @@
+"""`freewheel train`: what it prints, what it writes, and that neither changes what is learned."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import freewheel as fw
+from freewheel.cli import _one_core, _outcome, _train
+from freewheel.cli._app import app
+from freewheel.trainer import EpochEnd
+
+SMALL = ("--epochs", "1", "--limit", "200", "--at", "pool", "--threads", "1")
+BRIEF = (*SMALL, "--no-compare")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["train", *arguments], env={"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"})
+
+
+def good(*arguments: str) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def record(path: Path, *arguments: str) -> dict[str, Any]:
+    good(*BRIEF, *arguments, "--json", str(path))
+    return json.loads(path.read_text())
+
+
+def weights(path: Path, *arguments: str) -> dict[str, torch.Tensor]:
+    good(*arguments, "--save", str(path))
+    return torch.load(path)
+
+
+def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+# ---- what is printed ----
+
+
+def test_the_default_run_learns_digits():
+    lines = good("--no-compare", "--stages", "2").splitlines()
+    text = "\n".join(lines)
+    assert "data     digits: 1,437 images to train, 360 to test, 1x8x8, 10 classes, batches of 64" in lines
+    assert "model    digits-cnn: 40,026 parameters" in lines
+    assert "method   pipedream: delays 1 0, locks left none" in lines
+    assert "runtime  threads: 2 stages, " in text
+    assert "steps    sgd: lr 0.05, momentum 0.9, weight decay 0.0005, cosine schedule, seed 0" in lines
+    assert "predicted speed-up: " in text
+    assert sum(line.strip().endswith("1.0 0.0") for line in lines) == 10
+    accuracy = float(lines[-2].removeprefix("test accuracy ").split("%")[0])
+    assert accuracy >= 97
+    assert lines[-1].endswith(" images/s")
+
+
+def test_quiet_prints_the_closing_lines_alone():
+    lines = good(*BRIEF, "--quiet").splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("test accuracy ")
+    assert lines[0].endswith("360 images) after 1 epoch")
+    assert lines[1].endswith(" images/s")
+
+
+def test_many_epochs_are_shown_in_part():
+    lines = good("--epochs", "15", "--limit", "20", "--at", "pool", "--no-compare").splitlines()
+    shown = [line.split()[0] for line in lines if line.strip().endswith(" 0.0")]
+    assert len(shown) == 12
+    assert (shown[0], shown[-1]) == ("1", "15")
+    assert "12 of 15 epochs; --json FILE writes all" in lines
+
+
+def test_a_diverged_run_says_so():
+    result = run(*BRIEF, "--lr", "1e30")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: stage 1 failed in the forward of batch ")
+    assert "the loss is nan: lower the learning rate" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_speed_up_is_over_one_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(_one_core, "SECONDS", 0.01)
+    file = tmp_path / "run.json"
+    result = run(*SMALL, "--json", str(file))
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("timing plain PyTorch on one core") == 2
+    written = json.loads(file.read_text())
+    one_core = written["one_core"]
+    assert one_core["batches_timed"] >= 20
+    assert math.isclose(written["speedup"], written["images_per_second"] / one_core["images_per_second"])
+    assert f": {written['speedup']:.2f} times plain PyTorch on one core (" in result.stdout
+
+
+# ---- what is written ----
+
+
+def test_json_holds_everything(tmp_path: Path):
+    file = tmp_path / "run.json"
+    written = record(file, "--method", "fdg", "-o", "shrink=0.5", "--clip", "1", "--slack", "1")
+    assert written["arguments"]["limit"] == 200
+    assert written["arguments"]["at"] == ["pool"]
+    assert written["arguments"]["json"] == str(file)
+    assert written["method"]["name"] == "fdg"
+    assert written["method"]["with_options"] == "FDG(shrink=0.5, order='backward')"
+    assert written["method"]["delays"] == [2, 0]
+    assert written["method"]["locks"] == []
+    assert written["data"] == {"name": "digits", "train": 200, "test": 360, "classes": 10, "shape": [1, 8, 8]}
+    assert written["model"] == {"name": "digits-cnn", "parameters": 40026}
+    assert written["optimizer"] == {"name": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.0005}
+    assert len(written["split"]["costs"]) == len(written["split"]["names"]) == written["stages"] == 2
+    assert len(written["history"]["epochs"]) == len(written["epoch_seconds"]) == 1
+    assert written["score"] == written["history"]["epochs"][0]["validation"]
+    assert written["one_core"] is None
+    assert written["speedup"] is None
+    assert written["versions"]["torch"] == torch.__version__
+    assert written["versions"]["freewheel"] == fw.__version__
+
+
+def test_saved_weights_go_back_into_the_network(tmp_path: Path):
+    file = tmp_path / "run.json"
+    saved = weights(tmp_path / "net.pt", *BRIEF, "--json", str(file))
+    model = fw.models.build("digits-cnn")
+    model.load_state_dict(saved)
+    trainer = fw.Trainer([model], loss=torch.nn.functional.cross_entropy, optimizer=torch.optim.SGD, threads=1)
+    score = trainer.evaluate(fw.data.load("digits").test)
+    assert math.isclose(score.loss, json.loads(file.read_text())["score"]["loss"], rel_tol=1e-5)
+
+
+def test_what_is_written_is_named(tmp_path: Path):
+    lines = good(*BRIEF, "--json", str(tmp_path / "a.json"), "--save", str(tmp_path / "b.pt")).splitlines()
+    assert lines[-2:] == [f"wrote {tmp_path / 'a.json'}", f"wrote {tmp_path / 'b.pt'}"]
+
+
+# ---- what is learned ----
+
+
+@pytest.mark.parametrize("change", [("--runtime", "simulate"), ("--slack", "2"), ("--quiet",)])
+def test_neither_runtime_nor_slack_nor_silence_changes_the_weights(change: tuple[str, ...], tmp_path: Path):
+    assert same(weights(tmp_path / "a.pt", *BRIEF), weights(tmp_path / "b.pt", *BRIEF, *change))
+
+
+def test_the_comparison_does_not_change_the_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(_one_core, "SECONDS", 0.01)
+    assert same(weights(tmp_path / "a.pt", *BRIEF), weights(tmp_path / "b.pt", *SMALL))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("--seed", "1"),
+        ("--method", "ddg", "--batch-size", "32"),
+        ("--optimizer", "adam"),
+        ("--optimizer", "adamw", "--lr", "0.01", "--weight-decay", "0.1"),
+        ("--momentum", "0"),
+        ("--schedule", "constant"),
+        ("--clip", "0.1"),
+        ("--augment",),
+        ("--bf16",),
+        ("--method", "gpipe", "-o", "micro=2"),
+        ("--method", "pipemare", "-o", "decay=none"),
+    ],
+    ids=" ".join,
+)
+def test_everything_else_does(change: tuple[str, ...], tmp_path: Path):
+    assert not same(weights(tmp_path / "a.pt", *BRIEF), weights(tmp_path / "b.pt", *BRIEF, *change))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "delays"),
+    [
+        (("--at", "conv3", "--at", "pool", "--method", "dsp", "-o", "p=1,1,0", "-o", "m=4,2,0"), [4, 2, 0]),
+        (("--stages", "3", "--split", "parameters", "--method", "fdg"), [4, 2, 0]),
+        (("--stages", "1"), [0]),
+        (("--stages", "2", "--data", "synthetic", "--model", "convs-relu", "--batch-size", "10"), [1, 0]),
+        (("--stages", "2", "--data", "synthetic", "--split", "parameters"), [1, 0]),
+    ],
+    ids=str,
+)
+def test_stages_are_cut_as_asked(arguments: tuple[str, ...], delays: list[int], tmp_path: Path):
+    file = tmp_path / "run.json"
+    good("--epochs", "1", "--limit", "40", "--no-compare", *arguments, "--json", str(file))
+    written = json.loads(file.read_text())
+    assert written["method"]["delays"] == delays
+    assert written["stages"] == len(delays)
+
+
+# ---- interruption ----
+
+
+def test_an_interrupted_run_still_reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    class Interrupting(_outcome.Clock):
+        def __call__(self, end: EpochEnd) -> None:
+            super().__call__(end)
+            if end.record.epoch == 1:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(_train, "Clock", Interrupting)
+    monkeypatch.setattr(_one_core, "SECONDS", 0.01)
+    file = tmp_path / "run.json"
+    result = run("--epochs", "1000", "--limit", "200", "--at", "pool", "--json", str(file))
+    assert result.exit_code == 130
+    assert result.stderr.count("timing plain PyTorch on one core") == 1
+    lines = result.stdout.splitlines()
+    assert any(" epochs of 1000, interrupted at batch " in line for line in lines)
+    assert " times plain PyTorch on one core (" in lines[-2]
+    assert lines[-1] == f"wrote {file}"
+    written = json.loads(file.read_text())
+    assert written["history"]["interrupted"]
+    assert len(written["epoch_seconds"]) < 10
