@@ -24,8 +24,7 @@ def plan(
 ) -> None:
     """Draw what each stage does when.
 
-    F2@1 is the forward of batch 2 with weights of version 1, R a recomputed forward, B a backward, ! the update
-    that follows it.
+    F2@1: the forward of batch 2, with weights of version 1. R: a recomputed forward. B: a backward. !: an update.
     """
     whole_number("--stages", stages, least=1)
     whole_number("--batches", batches, least=1)

@@ -201,7 +201,8 @@ def opening(job: Job) -> Iterator[str]:
         f"method   {job.trainer.method.name}: delays {' '.join(map(str, plan.delays))}, "
         f"locks left {', '.join(locks(plan)) or 'none'}"
     )
-    yield f"runtime  {job.trainer.runtime}: {plural(len(job.stages), 'stage')}, {plural(job.trainer.threads, 'thread')} each"
+    stages, threads = plural(len(job.stages), "stage"), plural(job.trainer.threads, "thread")
+    yield f"runtime  {job.trainer.runtime}: {stages}, {threads} each"
     yield f"steps    {settings.optimizer}: {values}, {settings.schedule} schedule, seed {settings.seed}"
     yield ""
     yield str(job.stages.report)
