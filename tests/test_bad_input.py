@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from rows import batches, network, same_bits, tensors
 from torch import nn
 
 import freewheel as fw
+from rows import batches, network, same_bits, tensors
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 SHARED = nn.Linear(6, 6)
@@ -64,16 +64,25 @@ CASES = {
     "dsp both ways": (lambda: fw.DSP(p=(1, 0), m=(2, 0), delay=2), "give either the delay or p and m"),
     "dsp delay 1": (lambda: fw.DSP(delay=1), "delay=1: give 2 or more"),
     "dsp lengths": (lambda: fw.DSP(p=(1, 0), m=(4, 2, 0)), "they need the same length"),
-    "dsp p of a middle stage": (lambda: fw.DSP(p=(1, 0, 0), m=(4, 2, 0)), "p_1 = 0 breaks the line p_k > 0 for k < K-1"),
+    "dsp p of a middle stage": (
+        lambda: fw.DSP(p=(1, 0, 0), m=(4, 2, 0)),
+        "p_1 = 0 breaks the line p_k > 0 for k < K-1",
+    ),
     "dsp p of the last": (lambda: fw.DSP(p=(1, 1, 1), m=(4, 2, 0)), "p_2 = 1 breaks the line p_(K-1) = 0"),
     "dsp m of the last": (lambda: fw.DSP(p=(1, 1, 0), m=(6, 4, 2)), "m_2 = 2 breaks the line m_(K-1) = 0"),
-    "dsp q": (lambda: fw.DSP(p=(1, 1, 0), m=(3, 2, 0)), "q_1 = m_0 - p_0 - m_1 = 3 - 1 - 2 = 0 breaks the line q_k > 0"),
+    "dsp q": (
+        lambda: fw.DSP(p=(1, 1, 0), m=(3, 2, 0)),
+        "q_1 = m_0 - p_0 - m_1 = 3 - 1 - 2 = 0 breaks the line q_k > 0",
+    ),
     "dsp numbers": (lambda: fw.DSP(p=(1.5, 0), m=(2, 0)), "p=(1.5, 0): 1.5 is not a whole number"),
     "dsp stages": (lambda: fw.plan("dsp", k=4, p=(1, 1, 0), m=(4, 2, 0)), "are for 3 stages, but there are 4"),
     "pipemare anneal": (lambda: fw.PipeMare(anneal=-1), "anneal=-1: give a number of updates"),
     "pipemare decay": (lambda: fw.PipeMare(decay=1.0), "decay=1.0: the decay must lie between 0 and 1"),
     "pipeline credit": (lambda: fw.Pipeline(credit="debit", delays=(0,)), "unknown credit 'debit'"),
-    "pipeline order": (lambda: fw.Pipeline(order="back", delays=(0,)), "unknown order 'back': did you mean 'backward'?"),
+    "pipeline order": (
+        lambda: fw.Pipeline(order="back", delays=(0,)),
+        "unknown order 'back': did you mean 'backward'?",
+    ),
     "pipeline weights": (lambda: fw.Pipeline(weights="stach", delays=(0,)), "did you mean 'stash'?"),
     "pipeline delays number": (lambda: fw.Pipeline(delays=2), "delays=2: give one whole number for each stage"),
     "pipeline delays negative": (lambda: fw.Pipeline(delays=(1, -1)), "-1 is not a whole number from 0 on"),
@@ -81,7 +90,10 @@ CASES = {
     "pipeline delays increase": (lambda: fw.Pipeline(delays=(0, 1)), "stage 1 would learn later (1) than stage 0 (0)"),
     "pipeline delays count": (lambda: fw.plan(fw.Pipeline(delays=(1, 0)), k=3), "are for 2 stages, but there are 3"),
     "pipeline micro late": (lambda: fw.Pipeline(delays=(1, 0), micro=2), "micro-batches need zero delays"),
-    "pipeline queues 0": (lambda: fw.Pipeline(delays=(1, 0), queues=[(0, 1)]), "every queue needs a length of 1 or more"),
+    "pipeline queues 0": (
+        lambda: fw.Pipeline(delays=(1, 0), queues=[(0, 1)]),
+        "every queue needs a length of 1 or more",
+    ),
     "pipeline queues count": (
         lambda: fw.plan(fw.Pipeline(delays=(1, 0), queues=[(1, 1)] * 2), k=2),
         "2 stages have 1 boundaries",
@@ -114,12 +126,18 @@ CASES = {
     "trainer method": (lambda: make(method="gpip"), "did you mean 'gpipe'?"),
     "loss missing": (lambda: make(loss=None), "loss=None: give a function of the output and the target"),
     "metric": (lambda: make(metric="accuracy"), "metric='accuracy': give a function"),
-    "optimizer made": (lambda: make(optimizer=SGD([nn.Parameter(torch.ones(1))])), "optimizer is a SGD that exists already"),
+    "optimizer made": (
+        lambda: make(optimizer=SGD([nn.Parameter(torch.ones(1))])),
+        "optimizer is a SGD that exists already",
+    ),
     "optimizer name": (lambda: make(optimizer="sgd"), "optimizer='sgd': give a factory"),
     "optimizer gives none": (lambda: make(optimizer=lambda p: None), "optimizer gave a NoneType for stage 0"),
     "optimizer lbfgs": (lambda: make(optimizer=torch.optim.LBFGS), "optimizer gave an LBFGS"),
     "optimizer dict short": (lambda: make(optimizer={0: SGD}), "optimizer has no factory for stage 1"),
-    "optimizer dict long": (lambda: make(optimizer={0: SGD, 1: SGD, 2: SGD}), "a factory for stage 2, but the stages are 0 to 1"),
+    "optimizer dict long": (
+        lambda: make(optimizer={0: SGD, 1: SGD, 2: SGD}),
+        "a factory for stage 2, but the stages are 0 to 1",
+    ),
     "scheduler": (lambda: make(scheduler=3), "scheduler=3: give a factory"),
     "seed": (lambda: make(seed=-1), "seed=-1: give 0 or more"),
     "seed none": (lambda: make(seed=None), "seed=None: give a whole number"),
@@ -129,7 +147,10 @@ CASES = {
     "clip text": (lambda: make(clip="1"), "clip='1': give the largest gradient norm"),
     "clip scope": (lambda: make(clip=1.0, clip_scope="all"), "clip_scope='all': give 'stage' or 'global'"),
     "clip scope alone": (lambda: make(clip_scope="global"), "clip_scope='global' without a clip"),
-    "clip global late": (lambda: make(clip=1.0, clip_scope="global"), "at no time do the stages hold gradients of the same"),
+    "clip global late": (
+        lambda: make(clip=1.0, clip_scope="global"),
+        "at no time do the stages hold gradients of the same",
+    ),
     "autocast half": (lambda: make(autocast=torch.float16), "only torch.bfloat16 is supported"),
     "autocast current": (lambda: make(autocast=torch.bfloat16, method="pipemare"), "autocast with weights='current'"),
     "method stages": (lambda: make(method=fw.Pipeline(delays=(2, 1, 0))), "are for 3 stages, but there are 2"),
@@ -140,7 +161,10 @@ CASES = {
     "loader empty": (lambda: fit(loader=[]), "loader gave no batches: it is empty"),
     "loader opaque": (lambda: fit(loader=Opaque()), "loader gave no batches: it is empty"),
     "loader once": (lambda: fit(loader=once(), epochs=2), "loader gave no batches a second time"),
-    "loader of tensors": (lambda: fit(loader=[X]), "loader gave a Tensor as batch 0: it must give pairs (input, target)"),
+    "loader of tensors": (
+        lambda: fit(loader=[X]),
+        "loader gave a Tensor as batch 0: it must give pairs (input, target)",
+    ),
     "loader of triples": (lambda: fit(loader=[(X, Y, Y)]), "loader gave a tuple of length 3 as batch 0"),
     "loader without tensors": (lambda: fit(loader=one("text", Y)), "an input without any tensor as batch 0 (str)"),
     "loader of nothing": (lambda: fit(loader=one(X[:0], Y[:0])), "loader gave an empty batch as batch 0"),
@@ -148,10 +172,19 @@ CASES = {
     "validate empty": (lambda: fit(fit_options={"validate": []}), "loader gave no batches"),
     "evaluate empty": (lambda: make().evaluate([]), "loader gave no batches"),
     # what comes out of stages and losses
-    "shape": (lambda: fit(one(torch.randn(4, 5), Y)), "stage 0 failed in the forward of batch 0: RuntimeError: mat1 and mat2"),
+    "shape": (
+        lambda: fit(one(torch.randn(4, 5), Y)),
+        "stage 0 failed in the forward of batch 0: RuntimeError: mat1 and mat2",
+    ),
     "dtype": (lambda: fit(one(X.double(), Y)), "stage 0 failed in the forward of batch 0: RuntimeError"),
-    "classes": (lambda: fit(one(X, Y + 9)), "stage 1 failed in the forward of batch 0: IndexError: Target 9 is out of bounds"),
-    "sizes": (lambda: fit(one(X, Y[:3])), "stage 1 failed in the forward of batch 0: ValueError: Expected input batch_size"),
+    "classes": (
+        lambda: fit(one(X, Y + 9)),
+        "stage 1 failed in the forward of batch 0: IndexError: Target 9 is out of bounds",
+    ),
+    "sizes": (
+        lambda: fit(one(X, Y[:3])),
+        "stage 1 failed in the forward of batch 0: ValueError: Expected input batch_size",
+    ),
     "loss vector": (
         lambda: fit(loss=lambda out, y: out.mean(1)),
         "loss gave a tensor of shape (9,): it must give one number",
@@ -164,8 +197,14 @@ CASES = {
         lambda: fit(one({"x": X, "n": torch.tensor(3)}, Y), method=fw.GPipe(micro=2)),
         "this input is not a tensor of 4 rows",
     ),
-    "micro target": (lambda: fit(one(X, torch.tensor(1)), method=fw.GPipe(micro=2)), "this target is not a tensor of 4 rows"),
-    "single sample": (lambda: fit(one(X[:1], Y[:1])), "stage 0 failed in the forward of batch 0: ValueError: Expected more than 1"),
+    "micro target": (
+        lambda: fit(one(X, torch.tensor(1)), method=fw.GPipe(micro=2)),
+        "this target is not a tensor of 4 rows",
+    ),
+    "single sample": (
+        lambda: fit(one(X[:1], Y[:1])),
+        "stage 0 failed in the forward of batch 0: ValueError: Expected more than 1",
+    ),
 }
 
 

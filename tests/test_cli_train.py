@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import freewheel as fw
-from freewheel.cli import _one_core, _outcome, _train
+from freewheel.cli import _one_core
 from freewheel.cli._app import app
 from freewheel.trainer import EpochEnd
 
@@ -117,7 +117,7 @@ def test_json_holds_everything(tmp_path: Path):
     assert written["model"] == {"name": "digits-cnn", "parameters": 40026}
     assert written["optimizer"] == {"name": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.0005}
     assert len(written["split"]["costs"]) == len(written["split"]["names"]) == written["stages"] == 2
-    assert len(written["history"]["epochs"]) == len(written["epoch_seconds"]) == 1
+    assert len(written["history"]["epochs"]) == 1
     assert written["score"] == written["history"]["epochs"][0]["validation"]
     assert written["one_core"] is None
     assert written["speedup"] is None
@@ -197,13 +197,16 @@ def test_stages_are_cut_as_asked(arguments: tuple[str, ...], delays: list[int], 
 
 
 def test_an_interrupted_run_still_reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    class Interrupting(_outcome.Clock):
-        def __call__(self, end: EpochEnd) -> None:
-            super().__call__(end)
-            if end.record.epoch == 1:
-                signal.raise_signal(signal.SIGINT)
+    fit = fw.Trainer.fit
 
-    monkeypatch.setattr(_train, "Clock", Interrupting)
+    def interrupt(end: EpochEnd) -> None:
+        if end.record.epoch == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    def interrupted(self: fw.Trainer, *args: Any, **kwargs: Any) -> fw.History:
+        return fit(self, *args, **kwargs, callbacks=[interrupt])
+
+    monkeypatch.setattr(fw.Trainer, "fit", interrupted)
     monkeypatch.setattr(_one_core, "SECONDS", 0.01)
     file = tmp_path / "run.json"
     result = run("--epochs", "1000", "--limit", "200", "--at", "pool", "--json", str(file))
@@ -215,4 +218,4 @@ def test_an_interrupted_run_still_reports(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert lines[-1] == f"wrote {file}"
     written = json.loads(file.read_text())
     assert written["history"]["interrupted"]
-    assert len(written["epoch_seconds"]) < 10
+    assert len(written["history"]["epochs"]) < 10

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rows import ROWS, batches, network, same_bits, tensors, trainer
 from torch import nn
 
 import freewheel as fw
+from rows import ROWS, batches, network, same_bits, tensors, trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

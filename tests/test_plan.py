@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import ROWS
 
 import freewheel as fw
 from freewheel.plan import Action, Op, Plan, PlanError, Schedule, parse
+from rows import ROWS
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5])

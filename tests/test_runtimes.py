@@ -10,10 +10,10 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F
-from rows import OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
 from torch import nn
 
 import freewheel as fw
+from rows import OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
 
 
 class Slow(nn.Module):

@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from rows import ROWS, batches, network, same_bits, tensors, trainer
 from torch import nn
 
 import freewheel as fw
+from rows import ROWS, batches, network, same_bits, tensors, trainer
 
 
 def test_old_versions_and_graphs_are_freed_as_soon_as_nothing_needs_them():

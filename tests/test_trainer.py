@@ -8,10 +8,10 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from rows import batches, network, same_bits, tensors, trainer
 from torch import nn
 
 import freewheel as fw
+from rows import batches, network, same_bits, tensors, trainer
 
 
 def test_the_modules_handed_in_hold_the_trained_weights():

@@ -12,8 +12,8 @@ from freewheel.methods import (
     Method,
     OneFOneB,
     PipeDream,
-    PipeMare,
     Pipeline,
+    PipeMare,
     method,
     plan,
 )

@@ -18,4 +18,4 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
     names = list(known)
     near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     hint = next((f"did you mean {n!r}? " for n in names if near and n.lower() == near[0]), "")
-    return ValueError(f"unknown {kind} {name!r}: {hint}(known: {', '.join(names)})")
+    return ValueError(f"unknown {kind} {name!r}: {hint}({'known: ' + ', '.join(names) if names else 'there is none'})")

@@ -9,10 +9,7 @@ from typing import Any
 
 import torch
 
-
-def cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0))
+from freewheel._cores import cores
 
 
 def free_port() -> int:

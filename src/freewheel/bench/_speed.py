@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from freewheel.bench._machine import cores, machine
+from freewheel._cores import cores, intra_op_threads
+from freewheel.bench._machine import machine
 from freewheel.bench._network import OPTIMIZER, SHAPE, network, stages_of
 from freewheel.bench._pipelining import TorchPipelining
-from freewheel.runtime import intra_op_threads
 from freewheel.split import split
 from freewheel.trainer import Trainer
 

@@ -13,7 +13,6 @@ import freewheel
 from freewheel.cli._options import find_method
 from freewheel.cli._settings import Settings
 from freewheel.data import Data
-from freewheel.runtime import intra_op_threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +40,14 @@ def prepare(settings: Settings) -> Job:
     model = freewheel.models.build(settings.model_name, num_classes=data.classes, in_shape=data.in_shape)
     untrained = copy.deepcopy(model)
     example, _ = next(data.train.epoch(0))
-    # Timed with as many threads as a stage will have, or the balance would be that of another run.
-    with intra_op_threads(settings.stage_threads):
-        stages = freewheel.split(
-            model,
-            None if settings.at else settings.stage_count,
-            example=example,
-            by=settings.split or "time",
-            at=settings.at or None,
-        )
+    stages = freewheel.split(
+        model,
+        None if settings.at else settings.stage_count,
+        example=example,
+        by=settings.split or "time",
+        at=settings.at or None,
+        threads=settings.stage_threads,
+    )
     trainer = freewheel.Trainer(
         stages,
         method=method,

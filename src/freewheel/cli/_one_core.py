@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from freewheel._cores import intra_op_threads
 from freewheel.cli._job import Job
 from freewheel.data import TensorLoader
-from freewheel.runtime import intra_op_threads
 
 WARM_UP = 3
 LEAST_BATCHES = 10

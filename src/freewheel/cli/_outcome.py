@@ -4,39 +4,22 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 
 import freewheel
+from freewheel._cores import cores
 from freewheel.cli._job import Job
 from freewheel.cli._one_core import OneCore
 from freewheel.cli._output import plural, say, show, table
 from freewheel.cli._plan import locks
-from freewheel.cli._settings import cores
-from freewheel.trainer import Epoch, EpochEnd, History, Score
+from freewheel.trainer import Epoch, History, Score
 
 MOST_ROWS = 12
-
-
-class Clock:
-    """A callback that times each epoch from the end of the one before, the scoring of the test images included.
-
-    While the network is scored the stages work on, so leaving that time out would count work that took none.
-    """
-
-    def __init__(self) -> None:
-        self._last = perf_counter()
-        self.seconds: list[float] = []
-
-    def __call__(self, end: EpochEnd) -> None:
-        now = perf_counter()
-        self.seconds.append(now - self._last)
-        self._last = now
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +29,12 @@ class Outcome:
     job: Job
     history: History
     score: Score
-    seconds: Sequence[float]
     one_core: OneCore | None
 
     @property
     def rates(self) -> list[float]:
         """Images per second of each whole epoch."""
-        return [epoch.samples / seconds for epoch, seconds in zip(self.history.epochs, self.seconds)]
+        return [epoch.images_per_second for epoch in self.history.epochs if epoch.complete]
 
     @property
     def images_per_second(self) -> float | None:
@@ -123,7 +105,6 @@ class Outcome:
             "threads_per_stage": job.trainer.threads,
             "split": {**asdict(job.stages.report), "speedup": job.stages.report.speedup},
             "history": self.history.as_dict(),
-            "epoch_seconds": list(self.seconds),
             "score": asdict(self.score),
             "images_per_second": self.images_per_second,
             "one_core": None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from freewheel._cores import cores, share
 from freewheel._errors import unknown
 from freewheel.cli._output import check_file
 from freewheel.methods import whole_number
@@ -88,7 +88,7 @@ class Settings:
     @property
     def stage_threads(self) -> int:
         """Intra-op threads of each stage: as asked for, or the cores shared out."""
-        return max(1, cores() // self.stage_count) if self.threads is None else self.threads
+        return share(self.stage_count) if self.threads is None else self.threads
 
     @property
     def model_name(self) -> str:
@@ -104,8 +104,3 @@ class Settings:
     def optimizer_factory(self) -> Any:
         """Makes an optimizer of some parameters."""
         return partial(OPTIMIZERS[self.optimizer][0], **self.optimizer_settings())  # pyright: ignore[reportArgumentType]
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0))

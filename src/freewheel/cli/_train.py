@@ -13,7 +13,7 @@ import typer
 from freewheel.cli._job import Job, prepare
 from freewheel.cli._one_core import OneCore
 from freewheel.cli._options import option_flag
-from freewheel.cli._outcome import Clock, Outcome
+from freewheel.cli._outcome import Outcome
 from freewheel.cli._output import as_json, plural, say
 from freewheel.cli._plan import locks
 from freewheel.cli._settings import Settings
@@ -158,12 +158,10 @@ def run(settings: Settings) -> Outcome:
             say(line)
     one_core = OneCore(job) if settings.compare else None
     _measure(one_core, settings)
-    clock = Clock()
     history = job.trainer.fit(
         job.data.train,
         settings.epochs,
         validate=job.data.test,
-        callbacks=[clock],
         progress=False if settings.quiet else None,
     )
     if not history.interrupted:
@@ -174,7 +172,6 @@ def run(settings: Settings) -> Outcome:
         job=job,
         history=history,
         score=score or job.trainer.evaluate(job.data.test),
-        seconds=clock.seconds,
         one_core=one_core,
     )
 

@@ -67,9 +67,7 @@ def read_idx(path: Path | str, *, dims: int) -> Tensor:
     content = _read_bytes(path, wanted=f"an idx{dims}-ubyte file, plain or .gz,")
     magic = bytes([0, 0, _IDX_BYTE, dims])
     if content[:4] != magic:
-        raise ValueError(
-            f"{path} opens with {content[:4].hex()}: an idx{dims}-ubyte file opens with {magic.hex()}"
-        )
+        raise ValueError(f"{path} opens with {content[:4].hex()}: an idx{dims}-ubyte file opens with {magic.hex()}")
     header = 4 + 4 * dims
     if len(content) < header:
         raise ValueError(f"{path} is cut short: its header has {len(content)} of {header} bytes")
@@ -110,9 +108,7 @@ def read_mnist(folder: Path | str, split: str) -> tuple[Tensor, Tensor]:
     labels_path = Path(folder) / f"{split}-labels-idx1-ubyte"
     images, labels = read_idx(images_path, dims=3), read_idx(labels_path, dims=1)
     if len(images) != len(labels):
-        raise ValueError(
-            f"{images_path} has {len(images)} images, {labels_path.name} has {len(labels)} labels"
-        )
+        raise ValueError(f"{images_path} has {len(images)} images, {labels_path.name} has {len(labels)} labels")
     return images.unsqueeze(1), _check_labels(labels_path, labels, 10)
 
 

@@ -16,9 +16,7 @@ Transform = Callable[[Tensor, torch.Generator], Tensor]
 
 def _batch_of_images(transform: str, images: Tensor) -> tuple[int, int, int, int]:
     if images.dim() != 4:
-        raise ValueError(
-            f"{transform} takes images of (count, channels, height, width), got {tuple(images.shape)}"
-        )
+        raise ValueError(f"{transform} takes images of (count, channels, height, width), got {tuple(images.shape)}")
     count, channels, height, width = images.shape
     return count, channels, height, width
 
@@ -93,9 +91,7 @@ class Normalize:
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std):
-            raise ValueError(
-                f"mean and std must be as long, got {len(self.mean)} and {len(self.std)} channels"
-            )
+            raise ValueError(f"mean and std must be as long, got {len(self.mean)} and {len(self.std)} channels")
         if self.scale <= 0 or min(self.std, default=1) <= 0:
             raise ValueError(f"std and scale must be above 0, got std={self.std} and scale={self.scale}")
 

@@ -72,8 +72,13 @@ class Pipeline(Method):
                 raise unknown(kind, value, known)
         object.__setattr__(self, "delays", whole_numbers("delays", self.delays))
         object.__setattr__(self, "ahead", whole_numbers("ahead", self.ahead))
+        if not isinstance(self.corrections, Sequence):
+            raise TypeError(f"corrections={self.corrections!r}: give a list of them, such as [fw.Shrink(0.5)]")
         object.__setattr__(self, "corrections", tuple(self.corrections))
-        object.__setattr__(self, "queues", tuple((int(a), int(g)) for a, g in self.queues))
+        pairs = isinstance(self.queues, Sequence) and all(isinstance(q, Sequence) and len(q) == 2 for q in self.queues)
+        if not pairs:
+            raise TypeError(f"queues={self.queues!r}: give a pair of lengths for each boundary, such as [(2, 2)]")
+        object.__setattr__(self, "queues", tuple(whole_numbers("queues", pair) for pair in self.queues))
         for k, (here, after) in enumerate(zip(self.delays, self.delays[1:])):
             if after > here:
                 raise ValueError(

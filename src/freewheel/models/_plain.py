@@ -37,9 +37,7 @@ def vgg19(*, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)
     return kaiming_(nn.Sequential(layers))
 
 
-def digits_cnn(
-    *, width: int = 16, num_classes: int = 10, in_shape: tuple[int, int, int] = (1, 8, 8)
-) -> nn.Sequential:
+def digits_cnn(*, width: int = 16, num_classes: int = 10, in_shape: tuple[int, int, int] = (1, 8, 8)) -> nn.Sequential:
     """Eight convolutions for 8x8 digits, as much work before the pool as after it.
 
     Four convolutions of `width` channels, a pool, four of twice as many: halving the image's sides and

@@ -69,9 +69,7 @@ def names() -> tuple[str, ...]:
     return tuple(MODELS)
 
 
-def build(
-    name: str, *, num_classes: int = 10, in_shape: Sequence[int] | None = None, **options: Any
-) -> nn.Sequential:
+def build(name: str, *, num_classes: int = 10, in_shape: Sequence[int] | None = None, **options: Any) -> nn.Sequential:
     """Build a network by name.
 
     Args:

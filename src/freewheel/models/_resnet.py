@@ -87,9 +87,7 @@ def cifar_resnet(
     )
 
 
-def preact_resnet(
-    *, depth: int, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)
-) -> nn.Sequential:
+def preact_resnet(*, depth: int, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Sequential:
     """The pre-activation ResNet of depth 9n + 2 with bottleneck blocks (He et al. 2016b).
 
     The paper's 10.2M for ResNet-1001 counts no BatchNorm parameters; with them it is 10.3M.

@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 from freewheel.runtime._feed import Feed
 from freewheel.runtime._interpreter import Part, StageError
-from freewheel.runtime._run import Cut, Run, intra_op_threads
+from freewheel.runtime._malloc import keep_freed_memory
+from freewheel.runtime._run import Cut, Run
 from freewheel.runtime._simulate import simulate
 from freewheel.runtime._threads import threads
 
 RUNTIMES: dict[str, Callable[[Run], Cut | None]] = {"simulate": simulate, "threads": threads}
 
-__all__ = ["RUNTIMES", "Cut", "Feed", "Part", "Run", "StageError", "intra_op_threads", "simulate", "threads"]
+__all__ = ["RUNTIMES", "Cut", "Feed", "Part", "Run", "StageError", "keep_freed_memory", "simulate", "threads"]

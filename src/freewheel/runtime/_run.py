@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import torch
 
 from freewheel.plan import DIRECTION, Op, Schedule, capacity
 from freewheel.runtime._channels import Channel
@@ -18,10 +16,11 @@ from freewheel.stage import Stage
 
 @dataclass(frozen=True)
 class Cut:
-    """The network after exactly `batches` batches: one part from every stage."""
+    """The network after exactly `batches` batches: one part from every stage, and when the last one came."""
 
     batches: int
     parts: tuple[Part, ...]
+    time: float
 
 
 class Run:
@@ -93,7 +92,7 @@ class Run:
             if len(parts) < len(self.interpreters):
                 return
             del self._parts[part.batches]
-        self.complete(Cut(part.batches, tuple(sorted(parts, key=lambda p: p.stage))))
+        self.complete(Cut(part.batches, tuple(sorted(parts, key=lambda p: p.stage)), time.perf_counter()))
 
 
 def _channels(schedule: Schedule) -> dict[tuple[str, int], Channel]:
@@ -112,14 +111,3 @@ def _links(channels: dict[tuple[str, int], Channel], stage: int) -> dict[Op, Cha
         if channel is not None:
             links[op] = channel
     return links
-
-
-@contextmanager
-def intra_op_threads(count: int) -> Iterator[None]:
-    """Inside, this thread's operations use so many threads each."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from freewheel._cores import intra_op_threads
 from freewheel.plan import Action
 from freewheel.runtime._interpreter import Interpreter
-from freewheel.runtime._run import Cut, Run, intra_op_threads
+from freewheel.runtime._run import Cut, Run
 
 
 def simulate(run: Run) -> Cut | None:

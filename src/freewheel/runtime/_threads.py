@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
+from freewheel._cores import intra_op_threads
 from freewheel.runtime._channels import ClosedError
 from freewheel.runtime._interpreter import Interpreter
-from freewheel.runtime._run import Cut, Run, intra_op_threads
+from freewheel.runtime._run import Cut, Run
 
 # How long the caller waits for the other stages to notice an error before it raises it.
 GRACE_SECONDS = 1.5

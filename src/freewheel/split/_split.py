@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from freewheel._cores import intra_op_threads, share
 from freewheel._errors import unknown
 from freewheel.split._arguments import check_example, check_model, check_no_example, check_plan
 from freewheel.split._balance import best_cuts, bounds
@@ -31,6 +32,7 @@ def split(
     by: str = "time",
     at: Sequence[str] | None = None,
     balance: Sequence[int] | None = None,
+    threads: int | None = None,
 ) -> Stages:
     """Cut a model into k stages that, run one after the other, give what the model gives, bit for bit.
 
@@ -63,6 +65,8 @@ def split(
         at: Names of submodules; at the first call within each a new stage begins.
         balance: The number of units of each stage, instead of balancing: children of a Sequential (or, if
             the numbers add up to more, those of the Sequentials within), else calls in the traced graph.
+        threads: Intra-op threads to measure with: as many as a stage will run with, by default the cores
+            divided by the stages, as in `fw.Trainer`.
 
     Raises:
         ValueError: The model cannot be cut as asked; the message says why and what to do.
@@ -84,6 +88,8 @@ def split(
     """
     check_model(model)
     stages = check_plan(k, by, at, balance)
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        raise ValueError(f"threads={threads!r}: give a whole number of intra-op threads, 1 or more")
     output = None
     if example is not None:
         output = check_example(model, example)
@@ -99,7 +105,8 @@ def split(
     else:
         barred = _barred(line, stages)
         timed = by == "time" and example is not None
-        costs, unit = (measure(line, example), "s") if timed else (parameter_counts(line), "parameters")
+        with intra_op_threads(share(stages) if threads is None else threads):
+            costs, unit = (measure(line, example), "s") if timed else (parameter_counts(line), "parameters")
         messages = [sum(item.elements for item in message) for message in line.messages]
         cuts = best_cuts(costs, stages, messages=messages, forbidden=barred)
 

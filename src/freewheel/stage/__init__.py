@@ -11,9 +11,9 @@ from freewheel.stage._corrections import (
     Site,
     StalenessStep,
 )
-from freewheel.stage._device import homes, to_device
 from freewheel.stage._random import seed_of
 from freewheel.stage._stage import Loss, Stage, StageOptions, load_tensors
+from freewheel.stage._trees import homes, to_device
 
 __all__ = [
     "Accumulate",

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec
 
 from freewheel.plan import Schedule
 from freewheel.stage._corrections import Correction, Gradients, Hooks, Site
-from freewheel.stage._device import to_device
 from freewheel.stage._random import SeededDraws, seed_of
+from freewheel.stage._trees import flatten, to_device, unflatten
 from freewheel.stage._weights import Current, Live, Stash, Weights
 
 Unit = tuple[int, int]  # batch, micro-batch
@@ -81,6 +81,7 @@ class Stage:
         self._graphs: dict[Unit, Graph] = {}
         self._gradients: Gradients = []
         self._then: Sequence[Tensor] = ()
+        self._collects = False  # whether the weights hold the gradient of earlier batches
         self._draws = True  # whether the module draws random numbers, as far as is known
         self._edits = True  # whether the module changes its input in place, as far as is known
 
@@ -130,7 +131,7 @@ class Stage:
             loss = leaves[0].detach()
             self.losses.append((loss, size))
             return loss
-        return tree_unflatten([t.detach() if isinstance(t, Tensor) else t for t in leaves], spec)
+        return unflatten([t.detach() if isinstance(t, Tensor) else t for t in leaves], spec)
 
     def recompute(self, unit: Unit) -> None:
         """Redoes a forward on its stored input with the weights of now.
@@ -143,7 +144,7 @@ class Stage:
         with _scratch_buffers(self.module):
             self._record(unit, x, target, share)
 
-    def _record(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], TreeSpec]:
+    def _record(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], TreeSpec | None]:
         """A forward whose graph is kept."""
         with torch.enable_grad(), self.weights.forward(self.version) as weights:
             leaves, spec, inputs = self._run(unit, x, target)
@@ -155,21 +156,20 @@ class Stage:
         self._graphs[unit] = Graph(inputs, outputs, places, weights, self.version)
         return leaves, spec
 
-    def _run(self, unit: Unit, x: Tree, target: Tree) -> tuple[list[Any], TreeSpec, list[Tensor]]:
+    def _run(self, unit: Unit, x: Tree, target: Tree) -> tuple[list[Any], TreeSpec | None, list[Tensor]]:
         """The module on its input, the loss behind the last one: flat outputs, and the inputs to differentiate by."""
-        given, shape = tree_flatten(x)
-        given = to_device(given, self.device)
+        given, shape = flatten(to_device(x, self.device))
         inputs: list[Tensor] = []
         if self.index and torch.is_grad_enabled():
             inputs = [t.requires_grad_() for t in given if isinstance(t, Tensor) and t.is_floating_point()]
         # Whether the module edits its input is found out on a copy, the first time; from then on only editors get one.
         used = [t.clone() if isinstance(t, Tensor) else t for t in given] if self._edits else given
         with self._contexts(unit):
-            out = self.module(tree_unflatten(used, shape))
+            out = self.module(unflatten(used, shape))
             if self.is_last:
                 out = self._loss_of(out, to_device(target, self.device))
         self._edits = self._edits and any(isinstance(t, Tensor) and t._version > 0 for t in used)
-        leaves, spec = tree_flatten(out)
+        leaves, spec = flatten(out)
         return leaves, spec, inputs
 
     def _loss_of(self, out: Tree, target: Tree) -> Tensor:
@@ -234,10 +234,13 @@ class Stage:
             gradients = self._gradients
             for hook in self.hooks:
                 gradients = hook.gradient(gradients, self.weights.live, self._then)
+            if self._collects:
+                gradients = [_add(weight.grad, g) for weight, g in zip(self.weights.live, gradients)]
             for weight, gradient in zip(self.weights.live, gradients):
-                weight.grad = _add(weight.grad, gradient)
+                weight.grad = gradient
             self._gradients, self._then = [], ()
-            if not sum(hook.skips() for hook in self.hooks):  # every one of them counts the batch
+            self._collects = sum(hook.skips() for hook in self.hooks) > 0  # every one of them counts the batch
+            if not self._collects:
                 self._step(norm)
             for hook in self.hooks:
                 hook.updated(self.weights.live)
@@ -284,6 +287,7 @@ class Stage:
             hook.load(remembered)
         for weight, gradient in zip(self.weights.live, state["gradients"]):
             weight.grad = gradient
+        self._collects = any(gradient is not None for gradient in state["gradients"])
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

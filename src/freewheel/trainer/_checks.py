@@ -70,10 +70,23 @@ def make_optimizers(
             raise TypeError(
                 "optimizer gave an LBFGS, which runs the network again within a step: use one that does not"
             )
-        out.append(optimizer)
+        out.append(_in_one_go(optimizer))
     if not any(out):
         raise ValueError("no stage has a parameter that requires a gradient: there is nothing to train")
     return out
+
+
+def _in_one_go(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The same optimizer, told to go through its parameters in C++ and not in Python, unless the user chose.
+
+    Those named here do the very same arithmetic either way; on CPU, torch's default is the Python loop, which would
+    hold up the other stages' threads.
+    """
+    if type(optimizer) in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+        for group in optimizer.param_groups:
+            if group["foreach"] is None and not group["fused"] and not group["differentiable"]:
+                group["foreach"] = True
+    return optimizer
 
 
 def check_clip(clip: object, scope: object, schedule: Schedule) -> None:

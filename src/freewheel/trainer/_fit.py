@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from freewheel.runtime import Cut, Feed, Run
+from freewheel.runtime import Cut, Feed, Run, keep_freed_memory
 from freewheel.stage import Stage, load_tensors, seed_of
 from freewheel.trainer._evaluate import Metric, evaluate
 from freewheel.trainer._history import Epoch, History, mean_loss
@@ -74,10 +74,11 @@ def fit(
     bar = Progress(loader, epochs, enabled=progress)
     feed = Feed(loader, epochs, on_batch=bar.advance)
     history = History()
-    lap = _Lap()
+    marks = [time.perf_counter()]  # the start, and the time of each cut
 
     def on_cut(cut: Cut) -> bool:
-        record = _record(cut, history, lap.seconds())
+        record = _record(cut, history, since=marks[-1])
+        marks.append(cut.time)
         for shadow, part in zip(shadows, cut.parts):
             assert part.state is not None
             load_tensors(shadow, part.state["module"])
@@ -87,9 +88,9 @@ def fit(
         history.epochs.append(record)
         bar.epoch(record)
         answers = [callback(EpochEnd(record=record, history=history, stages=shadows)) for callback in callbacks]
-        lap.restart()
         return any(answer is True for answer in answers)
 
+    keep_freed_memory()
     for stage in stages:
         stage.begin(batches_before)
     run = Run(stages, feed, on_cut=on_cut, states=watched, threads=threads)
@@ -104,26 +105,14 @@ def fit(
         for stage in stages:
             stage.end()
     history.stopped, history.interrupted = stopped_at is not None, feed.stopped
-    rest = Cut(feed.announced, tuple(i.part(feed.announced) for i in run.interpreters))
+    rest = Cut(feed.announced, tuple(i.part(feed.announced) for i in run.interpreters), time.perf_counter())
     if stopped_at is None and rest.parts[-1].losses:
-        history.epochs.append(replace(_record(rest, history, lap.seconds()), complete=False))
+        history.epochs.append(replace(_record(rest, history, since=marks[-1]), complete=False))
     return history
 
 
-class _Lap:
-    """Time since the last restart."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        self._start = time.perf_counter()
-
-    def seconds(self) -> float:
-        return max(time.perf_counter() - self._start, 1e-9)
-
-
-def _record(cut: Cut, history: History, seconds: float) -> Epoch:
+def _record(cut: Cut, history: History, *, since: float) -> Epoch:
+    seconds = max(cut.time - since, 1e-9)
     loss, samples = mean_loss(cut.parts[-1].losses)
     return Epoch(
         epoch=len(history.epochs),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from freewheel._cores import intra_op_threads, share
 from freewheel._errors import unknown
 from freewheel.methods import Method, whole_number
 from freewheel.methods import method as find_method
 from freewheel.plan import Plan
-from freewheel.runtime import RUNTIMES, intra_op_threads
+from freewheel.runtime import RUNTIMES
 from freewheel.split import Stages
 from freewheel.stage import Loss, Stage, StageOptions, homes
 from freewheel.trainer._checks import (
@@ -91,7 +91,7 @@ class Trainer:
         self.method = find_method(method)
         self.runtime = runtime
         self.metric = metric
-        self.threads = whole_number("threads", threads, least=1) if threads is not None else _share(len(modules))
+        self.threads = whole_number("threads", threads, least=1) if threads is not None else share(len(modules))
         self.seed = whole_number("seed", seed, least=0)
         self._model = stages.model if isinstance(stages, Stages) else Chain(modules)
         pipeline = self.method.pipeline(len(modules))
@@ -194,8 +194,3 @@ class Trainer:
             self._running = False
         self._batches += history.batches
         return history
-
-
-def _share(stages: int) -> int:
-    """The cores, shared out evenly."""
-    return max(1, len(os.sched_getaffinity(0)) // stages)

@@ -1,4 +1,4 @@
-"""Where stages live, and moving what they pass on."""
+"""What stages pass on: trees of tensors, and the devices they are on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 
 def homes(modules: Sequence[nn.Module]) -> list[torch.device]:
@@ -28,4 +28,16 @@ def homes(modules: Sequence[nn.Module]) -> list[torch.device]:
 
 def to_device(tree: Any, device: torch.device) -> Any:
     """The same tree with its tensors on a device."""
+    if isinstance(tree, Tensor):
+        return tree if tree.device == device else tree.to(device)
     return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) and t.device != device else t, tree)
+
+
+def flatten(tree: Any) -> tuple[list[Any], TreeSpec | None]:
+    """The leaves of a tree and its shape; the shape of a tensor by itself, the usual case, is None."""
+    return ([tree], None) if isinstance(tree, Tensor) else tree_flatten(tree)
+
+
+def unflatten(leaves: list[Any], shape: TreeSpec | None) -> Any:
+    """The tree of these leaves."""
+    return leaves[0] if shape is None else tree_unflatten(leaves, shape)

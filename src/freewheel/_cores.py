@@ -1,0 +1,33 @@
+"""Cores: how many there are, how stages share them, and how many threads an operation uses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return os.cpu_count() or 1
+
+
+def share(stages: int) -> int:
+    """The intra-op threads of each stage when the cores are shared out evenly."""
+    return max(1, cores() // stages)
+
+
+@contextmanager
+def intra_op_threads(count: int) -> Iterator[None]:
+    """Inside, operations of this thread use so many threads each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
