@@ -5,21 +5,34 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from freewheel import models
 from freewheel.split import Stages, split
 
 SHAPE = (3, 32, 32)
+Cut = tuple[int, ...]  # units of each stage
 OPTIMIZER = partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=5e-4)
 
 
+class ResNet20(nn.Module):
+    """ResNet-20 for 32x32 images as one traceable forward, so that it can be cut within its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = models.build("resnet-20", in_shape=SHAPE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The class scores."""
+        return self.net(x)
+
+
 def network() -> nn.Module:
-    """ResNet-20 for 32x32 images, always with the same weights."""
+    """The network, always with the same weights."""
     torch.manual_seed(0)
-    return models.build("resnet-20", in_shape=SHAPE)
+    return ResNet20()
 
 
-def stages_of(cut: str) -> Stages:
-    """The network in two stages, the second beginning at the named layer."""
-    return split(network(), at=[cut])
+def stages_of(cut: Cut) -> Stages:
+    """The network in two stages of so many units each."""
+    return split(network(), balance=cut, example=torch.randn(2, *SHAPE))

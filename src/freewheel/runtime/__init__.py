@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 from freewheel.runtime._feed import Feed
 from freewheel.runtime._interpreter import Part, StageError
-from freewheel.runtime._malloc import keep_freed_memory
 from freewheel.runtime._run import Cut, Run
 from freewheel.runtime._simulate import simulate
 from freewheel.runtime._threads import threads
 
 RUNTIMES: dict[str, Callable[[Run], Cut | None]] = {"simulate": simulate, "threads": threads}
 
-__all__ = ["RUNTIMES", "Cut", "Feed", "Part", "Run", "StageError", "keep_freed_memory", "simulate", "threads"]
+__all__ = ["RUNTIMES", "Cut", "Feed", "Part", "Run", "StageError", "simulate", "threads"]

@@ -1,14 +1,16 @@
-"""How long each unit takes, forward and backward."""
+"""How long each unit takes, forward and backward, as part of a whole training step."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
+from freewheel._malloc import keep_freed_memory
 from freewheel.split._line import Line
 from freewheel.split._tree import map_tensors, tensors
 from freewheel.split._undisturbed import undisturbed
@@ -20,77 +22,63 @@ REPEATS = 7
 def measure(line: Line, example: Any) -> list[float]:
     """Seconds of forward and backward of each unit on the example, in training mode.
 
-    The line is run from end to end, twice to warm up and then seven times, each unit by itself on what
-    the units before it gave; for each unit the median counts, so a moment when the machine was busy with
-    something else is left out. Backward starts from ones and goes to the parameters and to those inputs
-    that need a gradient. The model is left as it was.
+    The model is run forward and backward as in training, twice to warm up and then seven times; for each unit the
+    median counts, so that a moment when the machine was busy with something else is left out. A unit's backward
+    lasts from the moment its output has its gradient until the next unit's has:
+
+        forward   | conv1 | bn1 | relu |
+        backward                        | relu | bn1 | conv1 |
+                                        ^ gradient of relu's output
+
+    Measured by themselves, units would find their inputs in the cache and their memory fresh, and layers with large
+    activations would look dearer or cheaper than they are. The model is left as it was.
     """
+    keep_freed_memory()  # as the runtimes do
     with undisturbed(line.model), torch.enable_grad():
         passes = [_once(line, example) for _ in range(WARM_UP + REPEATS)]
     return [median(seconds) for seconds in zip(*passes[WARM_UP:])]
 
 
 def _once(line: Line, example: Any) -> list[float]:
-    """The seconds of each unit in one pass."""
-    seconds: dict[fx.Node, float] = {}
+    """The seconds of each unit in one step."""
+    seconds = dict.fromkeys(line.units, 0.0)
+    marks: list[tuple[float, fx.Node]] = []  # when each unit's output got its gradient
     values: dict[fx.Node, Any] = {}
+    ends: list[Tensor] = []
     waiting = {node: len(node.users) for node in line.traced.graph.nodes}
-    units = set(line.units)
+    devices = {t.device for t in tensors(example)} | {p.device for p in line.model.parameters()}
+
+    def now() -> float:
+        for device in devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        return perf_counter()
+
+    def mark(unit: fx.Node) -> None:
+        marks.append((now(), unit))
+
     for node in line.traced.graph.nodes:
         if node.op == "output":
+            ends = [t for n in node.all_input_nodes for t in tensors(values[n]) if t.grad_fn is not None]
             break
         if node.op == "placeholder":
             values[node] = map_tensors(lambda t: t.detach().clone(), example)
-        elif node in units:
-            seconds[node], values[node] = _time(line, node, values)
-        else:
-            values[node] = line.traced.run(node, values.__getitem__)
+            continue
+        start = now()
+        values[node] = line.traced.run(node, values.__getitem__)
+        if node in seconds:
+            seconds[node] += now() - start
+            for tensor in tensors(values[node]):
+                if tensor.grad_fn is not None:
+                    tensor.register_hook(lambda gradient, unit=node: mark(unit))
         for source in node.all_input_nodes:
             waiting[source] -= 1
-            if not waiting[source]:
+            if not waiting[source] and not any(user.op == "output" for user in source.users):
                 del values[source]
-    return [seconds[unit] for unit in line.units]
-
-
-def _time(line: Line, node: fx.Node, values: dict[fx.Node, Any]) -> tuple[float, Any]:
-    """The time of one unit, and its value cut loose from the units before it."""
-    leaves = {n: map_tensors(_leaf, values[n]) for n in node.all_input_nodes}
-    inputs = {n: map_tensors(_writable, leaf) for n, leaf in leaves.items()}
-    start = _now(node, values)
-    result = line.traced.run(node, inputs.__getitem__)
-    spent = _now(node, values) - start
-    ends = [t for t in tensors(result) if t.grad_fn is not None]
-    sources = [t for t in [*_parameters(line, node), *tensors(list(leaves.values()))] if t.requires_grad]
-    sources = list({id(t): t for t in sources}.values())
+    sources = [p for p in line.model.parameters() if p.requires_grad]
     if ends and sources:
-        ones = [torch.ones_like(t) for t in ends]
-        start = _now(node, values)
-        torch.autograd.grad(ends, sources, ones, allow_unused=True)
-        spent += _now(node, values) - start
-    return spent, map_tensors(_leaf, result)
-
-
-def _parameters(line: Line, node: fx.Node) -> list[Tensor]:
-    module = line.traced.fetch(str(node.target)) if node.op == "call_module" else None
-    return [p for p in module.parameters() if p.requires_grad] if isinstance(module, nn.Module) else []
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    """The same numbers with no history; parameters stay themselves."""
-    if isinstance(tensor, nn.Parameter):
-        return tensor
-    return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
-def _writable(tensor: Tensor) -> Tensor:
-    """A copy that a unit may change in place; parameters stay themselves."""
-    return tensor if isinstance(tensor, nn.Parameter) else tensor.clone()
-
-
-def _now(node: fx.Node, values: dict[fx.Node, Any]) -> float:
-    """The time once the device is done."""
-    for tensor in tensors([values[n] for n in node.all_input_nodes]):
-        if tensor.device.type == "cuda":
-            torch.cuda.synchronize(tensor.device)
-            break
-    return perf_counter()
+        torch.autograd.grad(ends, sources, [torch.ones_like(t) for t in ends], allow_unused=True)
+        marks.append((now(), line.units[0]))
+    for (begun, unit), (over, _) in pairwise(marks):
+        seconds[unit] += over - begun
+    return [seconds[unit] for unit in line.units]

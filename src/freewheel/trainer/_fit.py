@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from freewheel.runtime import Cut, Feed, Run, keep_freed_memory
+from freewheel._malloc import keep_freed_memory
+from freewheel.runtime import Cut, Feed, Run
 from freewheel.stage import Stage, load_tensors, seed_of
 from freewheel.trainer._evaluate import Metric, evaluate
 from freewheel.trainer._history import Epoch, History, mean_loss

@@ -21,8 +21,8 @@ class Epoch:
     """One epoch: the training loss, the score at its end, and how the stages were used.
 
     `seconds` is the time from the end of the epoch before, scoring included: the stages work on while the network is
-    scored. `busy` is each stage's share of the time spent computing; `staleness` the mean number of updates between a batch's
-    forward and its own update. `complete` is False for an epoch that was broken off.
+    scored. `busy` is each stage's share of that time spent computing; `staleness` the mean number of updates between a
+    batch's forward and its own update. `complete` is False for an epoch that was broken off.
     """
 
     epoch: int

@@ -1,0 +1,148 @@
+"""The contenders of the speed benchmark: same network, cut, optimizer and batches, trained in different ways."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from freewheel._cores import cores, intra_op_threads
+from freewheel._malloc import keep_freed_memory
+from freewheel.bench._network import OPTIMIZER, Cut, network, stages_of
+from freewheel.bench._team import Batches, Turn
+from freewheel.trainer import Trainer
+
+ASYNCHRONOUS = ("pipedream", "fdg")
+MICRO = (2, 4, 8)
+EDGE = 4  # batches to fill and to drain a pipeline, outside of what is timed
+
+
+def freewheel(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
+    """Our own: the sequential run, the asynchronous ones on threads, and the sequential one of `bp`."""
+    return {
+        f"{method}, {runtime}": _trainer(method, runtime, cut)
+        for method, runtime in [
+            ("bp", "simulate"),
+            (ASYNCHRONOUS[0], "simulate"),
+            *((m, "threads") for m in ASYNCHRONOUS),
+        ]
+    }
+
+
+def _trainer(method: str, runtime: str, cut: Cut) -> Turn:
+    stages = stages_of(cut)
+    trainer = Trainer(stages, method=method, loss=F.cross_entropy, optimizer=OPTIMIZER, runtime=runtime, threads=1)
+
+    def turn(batches: Batches) -> float:
+        # Three epochs, of which the middle one counts: the pipeline is full when it begins and when it ends.
+        return trainer.fit(_Laps(batches), 3).epochs[1].seconds
+
+    return turn
+
+
+class _Laps:
+    """A loader whose first and last pass are short."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._passes = iter([batches[:EDGE], batches, batches[:EDGE]])
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(next(self._passes))
+
+
+def plain(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
+    """Plain PyTorch, on one core and on all."""
+    return {f"{n} core{'s' * (n > 1)}": _loop(n) for n in sorted({1, cores()})}
+
+
+def _loop(threads: int) -> Turn:
+    model = network()
+    optimizer = OPTIMIZER(model.parameters())
+
+    def turn(batches: Batches) -> float:
+        with intra_op_threads(threads):
+            started = time.perf_counter()
+            for x, target in batches:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), target).backward()
+                optimizer.step()
+            return time.perf_counter() - started
+
+    return turn
+
+
+def by_hand(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
+    """The two stages one after the other in a hand-written loop: what a sequential run costs without any machinery.
+
+    Memory and optimizer are treated as our runtimes treat them, so that the difference is the machinery alone.
+    """
+    keep_freed_memory()
+    first, second = stages_of(cut)
+    optimizers = OPTIMIZER(first.parameters(), foreach=True), OPTIMIZER(second.parameters(), foreach=True)
+
+    def turn(batches: Batches) -> float:
+        started = time.perf_counter()
+        for x, target in batches:
+            h = first(x)
+            sent = tuple(t.detach().requires_grad_() for t in (h if isinstance(h, tuple) else (h,)))
+            F.cross_entropy(second(sent if isinstance(h, tuple) else sent[0]), target).backward()
+            torch.autograd.backward(h, [t.grad for t in sent])
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        return time.perf_counter() - started
+
+    return {"two stages by hand": turn}
+
+
+def torch_pipelining(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
+    """torch.distributed.pipelining over gloo, one rank a stage, with every number of micro-batches that fits."""
+    if not dist.is_initialized():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    schedules = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
+    return {
+        f"{name}, M={micro}": _schedule(schedule, micro, cut, rank)
+        for name, schedule in schedules.items()
+        for micro in MICRO
+        if micro <= batch_size
+    }
+
+
+class _Unpacked(nn.Module):
+    """A stage that takes what comes over the cut as arguments of its own, as torch passes it."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, *values: Tensor) -> Any:
+        """The stage's output."""
+        return self.stage(values[0] if len(values) == 1 else values)
+
+
+def _schedule(schedule: Any, micro: int, cut: Cut, rank: int) -> Turn:
+    module = _Unpacked(stages_of(cut)[rank])
+    runner = schedule(PipelineStage(module, rank, 2, torch.device("cpu")), micro, loss_fn=F.cross_entropy)
+    optimizer = OPTIMIZER(module.parameters())
+
+    def turn(batches: Batches) -> float:
+        dist.barrier()
+        started = time.perf_counter()
+        for x, target in batches:
+            optimizer.zero_grad()
+            if rank == 0:
+                runner.step(x)
+            else:
+                runner.step(target=target)
+            optimizer.step()
+        return time.perf_counter() - started
+
+    return turn
