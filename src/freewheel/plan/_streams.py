@@ -79,28 +79,33 @@ def wire(schedule: Schedule, stage: int, actions: Iterable[Action]) -> Iterator[
     first, last = stage == 0, stage == schedule.stages - 1
     for action in actions:
         op, n, _, j = action
-        if op is Op.FORWARD and not first:
-            yield Action(Op.RECEIVE_ACTIVATION, n, micro=j)
-        if op is Op.BACKWARD and not last:
-            yield Action(Op.RECEIVE_GRADIENT, n, micro=j)
-        if op is Op.UPDATE and schedule.norms:
+        if op is Op.FORWARD:
+            if not first:
+                yield Action(Op.RECEIVE_ACTIVATION, n, None, j)
+            yield action
+            if not last:
+                yield Action(Op.SEND_ACTIVATION, n, None, j)
+            if schedule.turns and not last:
+                yield Action(Op.RECEIVE_TURN, n)
+            if schedule.turns and not first:
+                yield Action(Op.SEND_TURN, n)
+        elif op is Op.BACKWARD:
+            if not last:
+                yield Action(Op.RECEIVE_GRADIENT, n, None, j)
+            yield action
+            if not first:
+                yield Action(Op.SEND_GRADIENT, n, None, j)
+        elif op is Op.UPDATE and schedule.norms:
             if not last:
                 yield Action(Op.RECEIVE_NORMS, n)
             if not first:
                 yield Action(Op.SEND_NORMS, n)
                 yield Action(Op.RECEIVE_CLIP, n)
-        yield action
-        if op is Op.FORWARD and not last:
-            yield Action(Op.SEND_ACTIVATION, n, micro=j)
-        if op is Op.FORWARD and schedule.turns:
+            yield action
             if not last:
-                yield Action(Op.RECEIVE_TURN, n)
-            if not first:
-                yield Action(Op.SEND_TURN, n)
-        if op is Op.BACKWARD and not first:
-            yield Action(Op.SEND_GRADIENT, n, micro=j)
-        if op is Op.UPDATE and schedule.norms and not last:
-            yield Action(Op.SEND_CLIP, n)
+                yield Action(Op.SEND_CLIP, n)
+        else:
+            yield action
 
 
 def stream(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:

@@ -164,34 +164,33 @@ class Stage:
             inputs = [t.requires_grad_() for t in given if isinstance(t, Tensor) and t.is_floating_point()]
         # Whether the module edits its input is found out on a copy, the first time; from then on only editors get one.
         used = [t.clone() if isinstance(t, Tensor) else t for t in given] if self._edits else given
-        with self._contexts(unit):
-            out = self.module(unflatten(used, shape))
-            if self.is_last:
-                out = self._loss_of(out, to_device(target, self.device))
+        out = self._call(unit, unflatten(used, shape), target)
         self._edits = self._edits and any(isinstance(t, Tensor) and t._version > 0 for t in used)
         leaves, spec = flatten(out)
         return leaves, spec, inputs
 
-    def _loss_of(self, out: Tree, target: Tree) -> Tensor:
-        loss = self.options.loss(out, target)
+    def _call(self, unit: Unit, x: Tree, target: Tree) -> Tree:
+        """The module, and the loss behind the last one, with the random numbers of this unit."""
+        dtype = self.options.autocast
+        if not self._draws and dtype is None:
+            return self._plain_call(x, target)
+        batch, micro = unit
+        draws = SeededDraws(seed_of(self.options.seed, self.index, self.first_batch + batch, micro))
+        casts = torch.autocast(self.device.type, dtype=dtype) if dtype is not None else nullcontext()
+        with casts, draws if self._draws else nullcontext():
+            out = self._plain_call(x, target)
+        self._draws = draws.used
+        return out
+
+    def _plain_call(self, x: Tree, target: Tree) -> Tree:
+        out = self.module(x)
+        if not self.is_last:
+            return out
+        loss = self.options.loss(out, to_device(target, self.device))
         if not isinstance(loss, Tensor) or loss.dim():
             came = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise TypeError(f"loss gave {came}: it must give one number, a tensor without dimensions; take its mean()")
         return loss
-
-    @contextmanager
-    def _contexts(self, unit: Unit) -> Iterator[None]:
-        dtype = self.options.autocast
-        casts = torch.autocast(self.device.type, dtype=dtype) if dtype is not None else nullcontext()
-        if not self._draws:
-            with casts:
-                yield
-            return
-        batch, micro = unit
-        draws = SeededDraws(seed_of(self.options.seed, self.index, self.first_batch + batch, micro))
-        with casts, draws:
-            yield
-        self._draws = draws.used
 
     # -- backward and update ---------------------------------------------------------------------------------------
 
@@ -201,7 +200,7 @@ class Stage:
         if graph is None:
             return ()
         if gradients is not None:
-            arrived: Gradients = to_device(gradients, self.device)
+            arrived: Gradients = [None if g is None else to_device(g, self.device) for g in gradients]
             for hook in self.hooks:
                 arrived = hook.receive(arrived)
             gradients = arrived
@@ -262,7 +261,8 @@ class Stage:
             self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for weight in self.weights.live:
+            weight.grad = None
 
     # -- state -----------------------------------------------------------------------------------------------------
 
