@@ -14,26 +14,20 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from freewheel._cores import cores, intra_op_threads
-from freewheel._malloc import keep_freed_memory
 from freewheel.bench._network import OPTIMIZER, Cut, network, stages_of
 from freewheel.bench._team import Batches, Turn
 from freewheel.trainer import Trainer
 
 ASYNCHRONOUS = ("pipedream", "fdg")
 MICRO = (2, 4, 8)
+BY_HAND = "bp, by hand"
 EDGE = 4  # batches to fill and to drain a pipeline, outside of what is timed
 
 
 def freewheel(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
-    """Our own: the sequential run, the asynchronous ones on threads, and the sequential one of `bp`."""
-    return {
-        f"{method}, {runtime}": _trainer(method, runtime, cut)
-        for method, runtime in [
-            ("bp", "simulate"),
-            (ASYNCHRONOUS[0], "simulate"),
-            *((m, "threads") for m in ASYNCHRONOUS),
-        ]
-    }
+    """Our own: the sequential runs, the asynchronous ones on threads, and what the sequential one is made of."""
+    runs = [("bp", "simulate"), (ASYNCHRONOUS[0], "simulate"), *((method, "threads") for method in ASYNCHRONOUS)]
+    return {f"{m}, {runtime}": _trainer(m, runtime, cut) for m, runtime in runs} | {BY_HAND: _by_hand(cut)}
 
 
 def _trainer(method: str, runtime: str, cut: Cut) -> Turn:
@@ -78,12 +72,8 @@ def _loop(threads: int) -> Turn:
     return turn
 
 
-def by_hand(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
-    """The two stages one after the other in a hand-written loop: what a sequential run costs without any machinery.
-
-    Memory and optimizer are treated as our runtimes treat them, so that the difference is the machinery alone.
-    """
-    keep_freed_memory()
+def _by_hand(cut: Cut) -> Turn:
+    """The two stages in a hand-written loop: a sequential run without any machinery, in the same process."""
     first, second = stages_of(cut)
     optimizers = OPTIMIZER(first.parameters(), foreach=True), OPTIMIZER(second.parameters(), foreach=True)
 
@@ -99,7 +89,7 @@ def by_hand(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
                 optimizer.zero_grad()
         return time.perf_counter() - started
 
-    return {"two stages by hand": turn}
+    return turn
 
 
 def torch_pipelining(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
