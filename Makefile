@@ -14,7 +14,7 @@ demo: .venv/ready
 	$(BIN)/freewheel train
 
 test: .venv/ready
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses=2
 
 check: lint types test
 

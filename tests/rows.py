@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +58,7 @@ def network(k: int, seed: int = 0) -> list[nn.Module]:
         nn.Sequential(nn.Linear(12, 3)),
     ]
     cuts = {1: (0, 4), 2: (0, 2, 4), 3: (0, 1, 2, 4), 4: (0, 1, 2, 3, 4)}[k]
-    return [nn.Sequential(*blocks[a:b]) for a, b in zip(cuts, cuts[1:])]
+    return [nn.Sequential(*blocks[a:b]) for a, b in pairwise(cuts)]
 
 
 def batches(count: int = 25, seed: int = 1, size: int = 9, small: int = 6) -> list[tuple[Tensor, Tensor]]:
