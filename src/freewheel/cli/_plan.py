@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import freewheel
 from freewheel.cli._options import find_method, option_flag
-from freewheel.cli._output import say
+from freewheel.cli._output import check_file, say
 from freewheel.methods import Method, whole_number
-from freewheel.plan import Plan
+from freewheel.plan import Plan, save_picture
 
 LOCKS = ("forward", "backward", "update")
 
@@ -21,6 +22,7 @@ def plan(
     batches: Annotated[int, typer.Option(metavar="N", help="Number of batches drawn.")] = 8,
     option: Annotated[list[str] | None, option_flag()] = None,
     text: Annotated[bool, typer.Option("--text", help="Print every action, messages included.")] = False,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Save a picture too: svg, png or pdf.")] = None,
 ) -> None:
     """Draw what each stage does when.
 
@@ -28,8 +30,13 @@ def plan(
     """
     whole_number("--stages", stages, least=1)
     whole_number("--batches", batches, least=1)
+    if picture is not None:
+        check_file("--picture", picture)
     chosen = find_method(method, option)
     drawn = freewheel.plan(chosen, k=stages, batches=batches)
+    if picture is not None:
+        save_picture([drawn], picture)
+        say(f"wrote {picture}", error=True)
     if text:
         say(drawn.text())
         return

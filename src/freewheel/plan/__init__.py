@@ -4,6 +4,7 @@ from freewheel.plan._actions import DIRECTION, Action, Op
 from freewheel.plan._check import PlanError
 from freewheel.plan._clock import capacity
 from freewheel.plan._draw import parse
+from freewheel.plan._picture import save_picture
 from freewheel.plan._plan import Memory, Plan, Versions
 from freewheel.plan._schedule import ORDERS, WEIGHTS, Order, Schedule, Weights
 from freewheel.plan._streams import stream
@@ -23,5 +24,6 @@ __all__ = [
     "Weights",
     "capacity",
     "parse",
+    "save_picture",
     "stream",
 ]
