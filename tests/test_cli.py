@@ -156,6 +156,7 @@ def test_facts_of_a_short_plan_are_those_of_a_long_one():
 def test_bench_speed_prints_tables_and_writes_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     part = {
         "rows": [{"name": "pipedream", "seconds": 0.25, "images_per_second": 1234.5, "kind": "threads"}],
+        "bookkeeping": 0.012,
         "ratios": {"sequential": 1.75, "bp_all_cores": 1.25, "torch_pipelining": 2.5, "moon": 3.0},
     }
     asked: dict[str, Any] = {}

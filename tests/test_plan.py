@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import freewheel as fw
-from freewheel.plan import Action, Op, Plan, PlanError, Schedule, parse
+from freewheel.plan import Action, Op, Plan, PlanError, Schedule, parse, save_picture
 from rows import ROWS
 
 
@@ -163,3 +163,11 @@ def test_random_schedules_are_refused_or_keep_their_promises(schedule, batches):
             assert forward == max(0, n - delay + first)
             late = delay > 0 and schedule.weights in ("stash", "predict")
             assert backward == (forward if late else n)
+
+
+def test_a_picture_is_saved_in_the_format_of_its_name(tmp_path):
+    plans = [fw.plan(row.make(3), k=3, batches=5) for row in ROWS]
+    save_picture(plans, tmp_path / "plans.svg")
+    assert (tmp_path / "plans.svg").read_text().count("<g id=") > 500
+    save_picture(plans[:1], tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")

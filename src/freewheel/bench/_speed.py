@@ -43,7 +43,7 @@ def speed(
         For each batch size its `rows` (one a contender: name, kind, median seconds a step, images/s, spread) and its
         `ratios`: how many times faster the best asynchronous run on threads is than our own sequential run
         (`sequential`), than plain PyTorch on all cores (`bp_all_cores`) and on its best number of them (`bp_best`),
-        and than the best of torch.distributed.pipelining (`torch_pipelining`); `bookkeeping` is the share of a
+        and than the best of torch.distributed.pipelining (`torch_pipelining`). `bookkeeping` is the share of a
         sequential step that goes into running a plan rather than into the network.
     """
     with ExitStack() as stack:
@@ -73,7 +73,14 @@ def _measure(
             times[team.kind, name].append(team.turn(name, steps) / steps)
         say(f"batch size {batch_size}: turn {repeat + 1} of {repeats}, {len(field)} contenders, {steps} steps each")
     rows = [_row(kind, name, spent, batch_size) for (kind, name), spent in times.items()]
-    return {"rows": rows, "ratios": _ratios(rows), "cut": report.names[1][0], "steps": steps, "machine": machine()}
+    return {
+        "rows": rows,
+        "ratios": _ratios(rows),
+        "bookkeeping": _bookkeeping(rows),
+        "cut": report.names[1][0],
+        "steps": steps,
+        "machine": machine(),
+    }
 
 
 def _row(kind: str, name: str, times: list[float], batch_size: int) -> dict[str, Any]:
@@ -94,11 +101,15 @@ def _ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
         return min(row["seconds"] for row in rows if row["name"].startswith(names))
 
     ours = min(row["seconds"] for row in rows if row["name"].endswith(", threads"))
-    step = best("freewheel: bp, simulate")
     return {
         "sequential": best(f"freewheel: {contenders.ASYNCHRONOUS[0]}, simulate") / ours,
         "bp_all_cores": best(f"PyTorch: {cores()} core") / ours,
         "bp_best": best("PyTorch: ") / ours,
         "torch_pipelining": best("torch pipelining: ") / ours,
-        "bookkeeping": (step - best(f"freewheel: {contenders.BY_HAND}")) / step,
     }
+
+
+def _bookkeeping(rows: list[dict[str, Any]]) -> float:
+    """The share of a sequential step that goes into running a plan, as against a loop written by hand."""
+    seconds = {row["name"]: row["seconds"] for row in rows}
+    return 1 - seconds[f"freewheel: {contenders.BY_HAND}"] / seconds["freewheel: bp, simulate"]

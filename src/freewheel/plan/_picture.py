@@ -18,8 +18,8 @@ COLOURS = {Op.FORWARD: "#8ecae6", Op.RECOMPUTE: "#cdeaf5", Op.BACKWARD: "#ffb703
 def save_picture(plans: Sequence[Plan], path: str | Path) -> None:
     """Draws plans one below the other and saves them; the file's ending says the format (svg, png, pdf).
 
-    Forwards are blue, backwards orange, redone forwards pale. A cell's large number is the batch, the small one below it
-    the weight version. Idle ticks stay white.
+    Forwards are blue, backwards orange, redone forwards pale. A cell's large number is the batch, the small one below
+    it the weight version. Idle ticks stay white.
     """
     try:
         from matplotlib.figure import Figure
