@@ -151,6 +151,13 @@ CASES = {
         lambda: make(clip=1.0, clip_scope="global"),
         "at no time do the stages hold gradients of the same",
     ),
+    "clip global collected": (
+        lambda: make(method=fw.Pipeline(delays=(0, 0), corrections=[fw.Accumulate(2)]), clip=1.0, clip_scope="global"),
+        "clip_scope='global' with Accumulate",
+    ),
+    "pipeline queues number": (lambda: fw.Pipeline(delays=(0, 0), queues=3), "queues=3: give a pair of lengths"),
+    "pipeline corrections number": (lambda: fw.Pipeline(delays=(0, 0), corrections=3), "corrections=3: give a list"),
+    "bp option": (lambda: fw.method("bp", micro=2), "'micro': (there is none)"),
     "autocast half": (lambda: make(autocast=torch.float16), "only torch.bfloat16 is supported"),
     "autocast current": (lambda: make(autocast=torch.bfloat16, method="pipemare"), "autocast with weights='current'"),
     "method stages": (lambda: make(method=fw.Pipeline(delays=(2, 1, 0))), "are for 3 stages, but there are 2"),

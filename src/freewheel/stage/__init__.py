@@ -12,7 +12,8 @@ from freewheel.stage._corrections import (
     StalenessStep,
 )
 from freewheel.stage._random import seed_of
-from freewheel.stage._stage import Loss, Stage, StageOptions, load_tensors
+from freewheel.stage._stage import Loss, Stage, StageOptions
+from freewheel.stage._state import load_tensors
 from freewheel.stage._trees import homes, to_device
 
 __all__ = [

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from torch.utils._pytree import TreeSpec
 from freewheel.plan import Schedule
 from freewheel.stage._corrections import Correction, Gradients, Hooks, Site
 from freewheel.stage._random import SeededDraws, seed_of
+from freewheel.stage._state import load_tensors, scaled, scratch_buffers, tensors_of
 from freewheel.stage._trees import flatten, to_device, unflatten
 from freewheel.stage._weights import Current, Live, Stash, Weights
 
@@ -82,8 +83,8 @@ class Stage:
         self._gradients: Gradients = []
         self._then: Sequence[Tensor] = ()
         self._collects = False  # whether the weights hold the gradient of earlier batches
-        self._draws = True  # whether the module draws random numbers, as far as is known
-        self._edits = True  # whether the module changes its input in place, as far as is known
+        self._draws = True  # whether the module draws random numbers, as its first forward of a run shows
+        self._edits = True  # whether the module changes its input in place, likewise
 
     def _make_weights(self) -> Weights:
         schedule = self.options.schedule
@@ -105,6 +106,7 @@ class Stage:
         """Starts a run with an empty pipeline, after so many batches in earlier ones."""
         self.first_batch, self.version, self.losses = batches_before, 0, []
         self.weights = self._make_weights()
+        self._draws = self._edits = True
 
     def end(self) -> None:
         """Lets go of all that a run holds between its batches."""
@@ -141,7 +143,7 @@ class Stage:
         if unit not in self._stored:
             return
         x, target, share = self._stored.pop(unit)
-        with _scratch_buffers(self.module):
+        with scratch_buffers(self.module):
             self._record(unit, x, target, share)
 
     def _record(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], TreeSpec | None]:
@@ -257,7 +259,7 @@ class Stage:
         scale = 1.0
         for hook in self.hooks:
             scale *= hook.scale()
-        with _scaled(self.optimizer, scale):
+        with scaled(self.optimizer, scale):
             self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
@@ -269,7 +271,7 @@ class Stage:
     def state(self) -> dict[str, Any]:
         """A copy of all that version N of this stage is: weights, buffers, optimizer, scheduler, corrections."""
         return {
-            "module": {name: t.detach().clone() for name, t in _tensors(self.module).items()},
+            "module": {name: t.detach().clone() for name, t in tensors_of(self.module).items()},
             "optimizer": deepcopy(self.optimizer.state_dict()) if self.optimizer else None,
             "scheduler": deepcopy(self.scheduler.state_dict()) if self.scheduler else None,
             "hooks": [hook.state() for hook in self.hooks],
@@ -290,46 +292,5 @@ class Stage:
         self._collects = any(gradient is not None for gradient in state["gradients"])
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer by name, those that a state_dict leaves out included."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-def load_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copies values into a module's parameters and buffers."""
-    with torch.no_grad():
-        for name, tensor in _tensors(module).items():
-            tensor.copy_(tensors[name])
-
-
 def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
-
-
-@contextmanager
-def _scaled(optimizer: torch.optim.Optimizer, scale: float) -> Iterator[None]:
-    """The optimizer with its step size multiplied, for one step."""
-    if scale == 1.0:
-        yield
-        return
-    before = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = group["lr"] * scale
-    try:
-        yield
-    finally:
-        for group, lr in zip(optimizer.param_groups, before):
-            group["lr"] = lr
-
-
-@contextmanager
-def _scratch_buffers(module: nn.Module) -> Iterator[None]:
-    """Inside, the module's buffers are copies, so that what it does to them is forgotten."""
-    places = [(m._buffers, name, b) for m in module.modules() for name, b in m._buffers.items() if b is not None]
-    for buffers, name, buffer in places:
-        buffers[name] = buffer.clone()
-    try:
-        yield
-    finally:
-        for buffers, name, buffer in places:
-            buffers[name] = buffer

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from freewheel.plan import Schedule
+from freewheel.stage import Accumulate, Correction
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -89,7 +90,7 @@ def _in_one_go(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def check_clip(clip: object, scope: object, schedule: Schedule) -> None:
+def check_clip(clip: object, scope: object, schedule: Schedule, corrections: Sequence[Correction]) -> None:
     """Clipping by the norm of each stage always makes sense; by the global norm only where stages are in step."""
     if scope not in ("stage", "global"):
         raise ValueError(f"clip_scope={scope!r}: give 'stage' or 'global'")
@@ -99,6 +100,11 @@ def check_clip(clip: object, scope: object, schedule: Schedule) -> None:
         return
     if isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip > 0:
         raise ValueError(f"clip={clip!r}: give the largest gradient norm, a number above 0")
+    if scope == "global" and any(isinstance(correction, Accumulate) for correction in corrections):
+        raise ValueError(
+            "clip_scope='global' with Accumulate: the norm over all stages is that of one batch, not of those collected; "
+            "clip each stage by its own norm (clip_scope='stage')"
+        )
     if scope == "global" and schedule.asynchronous:
         raise ValueError(
             f"clip_scope='global' with {schedule.name} (delays={schedule.delays}): at no time do the stages hold "

@@ -97,7 +97,7 @@ class Trainer:
         pipeline = self.method.pipeline(len(modules))
         global_clip = clip_scope == "global" and clip is not None
         schedule = pipeline.schedule(slack=whole_number("slack", slack, least=0), norms=global_clip)
-        check_clip(clip, clip_scope, schedule)
+        check_clip(clip, clip_scope, schedule, pipeline.corrections)
         check_autocast(autocast, schedule)
         # A plan repeats itself after its start, so that one a few rounds longer than that shows every rule kept.
         self.plan = Plan.build(schedule, 2 * (max(schedule.delays) + schedule.stages) + 2)
