@@ -102,8 +102,8 @@ def check_clip(clip: object, scope: object, schedule: Schedule, corrections: Seq
         raise ValueError(f"clip={clip!r}: give the largest gradient norm, a number above 0")
     if scope == "global" and any(isinstance(correction, Accumulate) for correction in corrections):
         raise ValueError(
-            "clip_scope='global' with Accumulate: the norm over all stages is that of one batch, not of those collected; "
-            "clip each stage by its own norm (clip_scope='stage')"
+            "clip_scope='global' with Accumulate: the norm over all stages is that of one batch, not of those "
+            "collected; clip each stage by its own norm (clip_scope='stage')"
         )
     if scope == "global" and schedule.asynchronous:
         raise ValueError(
