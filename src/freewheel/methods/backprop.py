@@ -6,7 +6,25 @@ Update of stage k with batch n, all weights of version n (with M micro-batches, 
 
     w_k ← w_k - lr · ∂loss(n; w_0 … w_{K-1}) / ∂w_k
 
-Delays: 0 at every stage. With M = 1, both pipelines are `bp`, bit for bit; with more, BatchNorm sees micro-batches.
+| stage | 0 | … | K-1 |
+| m_k   | 0 | … | 0   |
+
+With M = 1, both pipelines are `bp`, bit for bit; with more, BatchNorm sees micro-batches.
+
+    plan bp: delays=0,0 batches=2
+    time     0     1     2      3      4     5     6      7
+    stage 0  F0@0  .     .      B0@0!  F1@1  .     .      B1@1!
+    stage 1  .     F0@0  B0@0!  .      .     F1@1  B1@1!  .
+
+    plan gpipe: delays=0,0 micro=3 ahead=3,3 batches=1
+    time     0       1       2       3       4       5       6        7
+    stage 0  F0.0@0  F0.1@0  F0.2@0  .       .       B0.0@0  B0.1@0   B0.2@0!
+    stage 1  .       F0.0@0  F0.1@0  F0.2@0  B0.0@0  B0.1@0  B0.2@0!  .
+
+    plan 1f1b: delays=0,0 micro=4 ahead=1,0 batches=1
+    time     0       1       2       3       4       5       6       7       8        9
+    stage 0  F0.0@0  F0.1@0  .       B0.0@0  F0.2@0  B0.1@0  F0.3@0  B0.2@0  .        B0.3@0!
+    stage 1  .       F0.0@0  B0.0@0  F0.1@0  B0.1@0  F0.2@0  B0.2@0  F0.3@0  B0.3@0!  .
 """
 
 from __future__ import annotations
@@ -19,15 +37,7 @@ from freewheel.methods._method import Method, Pipeline, whole_number
 
 @dataclass(frozen=True, kw_only=True)
 class BP(Method):
-    """Plain backpropagation, one stage at a time. All locks remain.
-
-    ::
-
-        plan bp: delays=0,0 batches=2
-        time     0     1     2      3      4     5     6      7
-        stage 0  F0@0  .     .      B0@0!  F1@1  .     .      B1@1!
-        stage 1  .     F0@0  B0@0!  .      .     F1@1  B1@1!  .
-    """
+    """Plain backpropagation, one stage at a time. All locks remain."""
 
     name: ClassVar[str] = "bp"
 
@@ -39,13 +49,6 @@ class BP(Method):
 @dataclass(frozen=True, kw_only=True)
 class GPipe(Method):
     """Micro-batches: all forwards of a batch, then all backwards, then one update. The update lock remains.
-
-    ::
-
-        plan gpipe: delays=0,0 micro=3 ahead=3,3 batches=1
-        time     0       1       2       3       4       5       6        7
-        stage 0  F0.0@0  F0.1@0  F0.2@0  .       .       B0.0@0  B0.1@0   B0.2@0!
-        stage 1  .       F0.0@0  F0.1@0  F0.2@0  B0.0@0  B0.1@0  B0.2@0!  .
 
     Args:
         micro: Micro-batches M that each batch is cut into.
@@ -66,13 +69,6 @@ class GPipe(Method):
 @dataclass(frozen=True, kw_only=True)
 class OneFOneB(Method):
     """Micro-batches, one forward and one backward in turn: fewer graphs held than `gpipe`, the same result.
-
-    ::
-
-        plan 1f1b: delays=0,0 micro=4 ahead=1,0 batches=1
-        time     0       1       2       3       4       5       6       7       8        9
-        stage 0  F0.0@0  F0.1@0  .       B0.0@0  F0.2@0  B0.1@0  F0.3@0  B0.2@0  .        B0.3@0!
-        stage 1  .       F0.0@0  B0.0@0  F0.1@0  B0.1@0  F0.2@0  B0.2@0  F0.3@0  B0.3@0!  .
 
     Args:
         micro: Micro-batches M that each batch is cut into.

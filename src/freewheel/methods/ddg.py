@@ -11,6 +11,18 @@ only, and redoes the forward with the newest weights, version n.
 
 | stage | 0   | … | k     | … | K-1 |
 | m_k   | K-1 | … | K-1-k | … | 0   |
+
+    plan ddg: delays=2,1,0 turns=yes batches=3
+    time     0     1     2     3      4     5     6      7     8     9      10     11
+    stage 0  F0@0  .     .     F1@0   .     .     F2@0   .     .     B0@0!  B1@0!  B2@0!
+    stage 1  .     F0@0  .     .      F1@0  .     B0@0!  F2@1  .     B1@0!  B2@1!  .
+    stage 2  .     .     F0@0  B0@0!  .     F1@1  B1@1!  .     F2@2  B2@2!  .      .
+
+    plan fr: delays=2,1,0 weights=recompute turns=yes batches=3
+    time     0     1     2     3      4     5     6      7      8     9     10     11     12    13     14    15
+    stage 0  F0@0  .     .     F1@0   .     .     F2@0   .      .     .     R0@0   B0@0!  R1@1  B1@1!  R2@2  B2@2!
+    stage 1  .     F0@0  .     .      F1@0  .     R0@0   B0@0!  F2@1  .     R1@1   B1@1!  R2@2  B2@2!  .     .
+    stage 2  .     .     F0@0  B0@0!  .     F1@1  B1@1!  .      .     F2@2  B2@2!  .      .     .      .     .
 """
 
 from __future__ import annotations
@@ -23,16 +35,7 @@ from freewheel.methods._method import Method, Pipeline
 
 @dataclass(frozen=True, kw_only=True)
 class DDG(Method):
-    """Delayed gradients at the forward's weights. The forward lock remains.
-
-    ::
-
-        plan ddg: delays=2,1,0 turns=yes batches=3
-        time     0     1     2     3      4     5     6      7     8     9      10     11
-        stage 0  F0@0  .     .     F1@0   .     .     F2@0   .     .     B0@0!  B1@0!  B2@0!
-        stage 1  .     F0@0  .     .      F1@0  .     B0@0!  F2@1  .     B1@0!  B2@1!  .
-        stage 2  .     .     F0@0  B0@0!  .     F1@1  B1@1!  .     F2@2  B2@2!  .      .
-    """
+    """Delayed gradients at the forward's weights. The forward lock remains."""
 
     name: ClassVar[str] = "ddg"
 
@@ -43,16 +46,7 @@ class DDG(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class FR(Method):
-    """Features replay: delayed gradients at the newest weights, by a second forward. The forward lock remains.
-
-    ::
-
-        plan fr: delays=2,1,0 weights=recompute turns=yes batches=3
-        time     0     1     2     3      4     5     6      7      8     9     10     11     12    13     14    15
-        stage 0  F0@0  .     .     F1@0   .     .     F2@0   .      .     .     R0@0   B0@0!  R1@1  B1@1!  R2@2  B2@2!
-        stage 1  .     F0@0  .     .      F1@0  .     R0@0   B0@0!  F2@1  .     R1@1   B1@1!  R2@2  B2@2!  .     .
-        stage 2  .     .     F0@0  B0@0!  .     F1@1  B1@1!  .      .     F2@2  B2@2!  .      .     .      .     .
-    """
+    """Features replay: delayed gradients at the newest weights, by a second forward. The forward lock remains."""
 
     name: ClassVar[str] = "fr"
 

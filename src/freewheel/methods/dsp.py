@@ -10,6 +10,14 @@ forward redone on the stored input with the newest weights, version n (eq. 5):
 
 | stage | 0        | … | k          | … | K-1 |
 | m_k   | d(K-1)   | … | d(K-1-k)   | … | 0   |   for `delay=d`, with p_k = ⌈d/2⌉ and so q_k = ⌊d/2⌋
+
+Figure 2 of the paper, DSP(1,1,0;4,2,0):
+
+    plan dsp: delays=4,2,0 weights=recompute queues=2/2,2/2 cell=round batches=4
+    time     0     1     2           3                4                5           6           7
+    stage 0  F0@0  F1@0  F2@0        F3@0             R0@0 B0@0!       R1@1 B1@1!  R2@2 B2@2!  R3@3 B3@3!
+    stage 1  .     F0@0  F1@0        F2@0 R0@0 B0@0!  F3@1 R1@1 B1@1!  R2@2 B2@2!  R3@3 B3@3!  .
+    stage 2  .     .     F0@0 B0@0!  F1@1 B1@1!       F2@2 B2@2!       F3@3 B3@3!  .           .
 """
 
 from __future__ import annotations
@@ -24,14 +32,6 @@ from freewheel.methods._method import Method, Pipeline, whole_number, whole_numb
 @dataclass(frozen=True, kw_only=True)
 class DSP(Method):
     """Stale gradients by recomputation, with queues between the stages. No lock remains.
-
-    The drawing for DSP(1,1,0;4,2,0) is figure 2 of the paper::
-
-        plan dsp: delays=4,2,0 weights=recompute queues=2/2,2/2 cell=round batches=4
-        time     0     1     2           3                4                5           6           7
-        stage 0  F0@0  F1@0  F2@0        F3@0             R0@0 B0@0!       R1@1 B1@1!  R2@2 B2@2!  R3@3 B3@3!
-        stage 1  .     F0@0  F1@0        F2@0 R0@0 B0@0!  F3@1 R1@1 B1@1!  R2@2 B2@2!  R3@3 B3@3!  .
-        stage 2  .     .     F0@0 B0@0!  F1@1 B1@1!       F2@2 B2@2!       F3@3 B3@3!  .           .
 
     Args:
         p: For each stage, the output queue holds 1 + p_k activations; p_k > 0 but for the last, which has 0.

@@ -11,7 +11,14 @@ round before; messages travel between rounds. Update of stage k with batch n, ap
 | stage | 0      | … | k        | … | K-1 |
 | m_k   | 2(K-1) | … | 2(K-1-k) | … | 0   |
 
-A round begins with the backward (the paper's appendix A finds it slightly better), or with the forward.
+A round begins with the backward (the paper's appendix A finds it slightly better), or with the forward. This is its
+figure 1:
+
+    plan fdg: delays=4,2,0 order=backward cell=round batches=6
+    time     0     1     2           3           4           5           6           7           8      9
+    stage 0  F0@0  F1@0  F2@0        F3@0        B0@0! F4@1  B1@0! F5@2  B2@0!       B3@0!       B4@1!  B5@2!
+    stage 1  .     F0@0  F1@0        B0@0! F2@1  B1@0! F3@2  B2@1! F4@3  B3@2! F5@4  B4@3!       B5@4!  .
+    stage 2  .     .     F0@0 B0@0!  F1@1 B1@1!  F2@2 B2@2!  F3@3 B3@3!  F4@4 B4@4!  F5@5 B5@5!  .      .
 """
 
 from __future__ import annotations
@@ -27,15 +34,7 @@ from freewheel.stage import Shrink
 
 @dataclass(frozen=True, kw_only=True)
 class FDG(Method):
-    """Delayed gradients with shrinking. No lock remains; the drawing is figure 1 of the paper.
-
-    ::
-
-        plan fdg: delays=4,2,0 order=backward cell=round batches=6
-        time     0     1     2           3           4           5           6           7           8      9
-        stage 0  F0@0  F1@0  F2@0        F3@0        B0@0! F4@1  B1@0! F5@2  B2@0!       B3@0!       B4@1!  B5@2!
-        stage 1  .     F0@0  F1@0        B0@0! F2@1  B1@0! F3@2  B2@1! F4@3  B3@2! F5@4  B4@3!       B5@4!  .
-        stage 2  .     .     F0@0 B0@0!  F1@1 B1@1!  F2@2 B2@2!  F3@3 B3@3!  F4@4 B4@4!  F5@5 B5@5!  .      .
+    """Delayed gradients with shrinking. No lock remains.
 
     Args:
         shrink: The shrinking factor β, above 0 and at most 1; 1 does not shrink.

@@ -14,6 +14,12 @@ own time, corrected towards those of the forward, and by the activations of the 
 | m_k   | K-1 | … | K-1-k | … | 0   |
 
 The result is not the gradient of the loss at any one set of weights; that is the method.
+
+    plan pipemare: delays=2,1,0 weights=current batches=4
+    time     0     1     2     3      4      5      6      7      8      9      10     11
+    stage 0  F0@0  F1@0  F2@0  .      .      B0@0!  F3@1   B1@1!  .      B2@2!  .      B3@3!
+    stage 1  .     F0@0  F1@0  .      B0@0!  F2@1   B1@1!  F3@2   B2@2!  .      B3@3!  .
+    stage 2  .     .     F0@0  B0@0!  F1@1   B1@1!  F2@2   B2@2!  F3@3   B3@3!  .      .
 """
 
 from __future__ import annotations
@@ -29,14 +35,6 @@ from freewheel.stage import Discrepancy, StalenessStep
 @dataclass(frozen=True, kw_only=True)
 class PipeMare(Method):
     """Late gradients without stored weights. No lock remains.
-
-    ::
-
-        plan pipemare: delays=2,1,0 weights=current batches=4
-        time     0     1     2     3      4      5      6      7      8      9      10     11
-        stage 0  F0@0  F1@0  F2@0  .      .      B0@0!  F3@1   B1@1!  .      B2@2!  .      B3@3!
-        stage 1  .     F0@0  F1@0  .      B0@0!  F2@1   B1@1!  F3@2   B2@2!  .      B3@3!  .
-        stage 2  .     .     F0@0  B0@0!  F1@1   B1@1!  F2@2   B2@2!  F3@3   B3@3!  .      .
 
     Args:
         anneal: Updates over which the staleness-scaled step grows to the full one; 0 switches the scaling off.
