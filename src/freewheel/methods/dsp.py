@@ -13,11 +13,11 @@ forward redone on the stored input with the newest weights, version n (eq. 5):
 
 Figure 2 of the paper, DSP(1,1,0;4,2,0):
 
-    plan dsp: delays=4,2,0 weights=recompute queues=2/2,2/2 cell=round batches=4
-    time     0     1     2           3                4                5           6           7
-    stage 0  F0@0  F1@0  F2@0        F3@0             R0@0 B0@0!       R1@1 B1@1!  R2@2 B2@2!  R3@3 B3@3!
-    stage 1  .     F0@0  F1@0        F2@0 R0@0 B0@0!  F3@1 R1@1 B1@1!  R2@2 B2@2!  R3@3 B3@3!  .
-    stage 2  .     .     F0@0 B0@0!  F1@1 B1@1!       F2@2 B2@2!       F3@3 B3@3!  .           .
+    plan dsp: delays=4,2,0 weights=recompute queues=2/2,2/2 cell=round batches=5
+    time     0     1     2           3                4                5                6           7           8
+    stage 0  F0@0  F1@0  F2@0        F3@0             F4@0 R0@0 B0@0!  R1@1 B1@1!       R2@2 B2@2!  R3@3 B3@3!  R4@4 B4@4!
+    stage 1  .     F0@0  F1@0        F2@0 R0@0 B0@0!  F3@1 R1@1 B1@1!  F4@2 R2@2 B2@2!  R3@3 B3@3!  R4@4 B4@4!  .
+    stage 2  .     .     F0@0 B0@0!  F1@1 B1@1!       F2@2 B2@2!       F3@3 B3@3!       F4@4 B4@4!  .           .
 """
 
 from __future__ import annotations
