@@ -229,7 +229,7 @@ ERRORS = [
     ("train --threads 0", "--threads=0: give 1 or more"),
     ("train --limit 0", "--limit=0: give 1 or more"),
     ("train --seed -1", "--seed=-1: give 0 or more"),
-    ("train --batch-size 0", "batch_size must be at least 1"),
+    ("train --batch-size 0", "batch_size=0: give 1 or more"),
     ("train --slack -1 --at pool", "slack=-1"),
     ("train --clip 0 --at pool", "clip=0.0"),
     ("train --lr -1 --at pool", "learning rate"),

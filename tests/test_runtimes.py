@@ -151,28 +151,25 @@ def test_a_failing_stage_is_named_and_nothing_is_left_running(runtime):
 
 def test_an_error_does_not_wait_for_a_stage_that_is_stuck():
     """One stage fails while another is deep in a long operation: the caller hears of it all the same."""
-    released = threading.Event()
+    entered, released = threading.Event(), threading.Event()
 
     class Stuck(nn.Module):
         count = 0
 
         def forward(self, x):
             self.count += 1
-            if self.count == 3:
+            if self.count == 2:
+                entered.set()
                 assert released.wait(60)
             return x
 
     class Fails(nn.Module):
-        count = 0
-
         def forward(self, x):
-            self.count += 1
-            if self.count == 2:
-                raise OSError("gone")
-            return x
+            assert entered.wait(60)
+            raise OSError("gone")
 
     stages = [nn.Sequential(nn.Linear(6, 6), Stuck()), nn.Sequential(Fails(), nn.Linear(6, 3))]
-    with pytest.raises(fw.StageError, match="stage 1 failed in the forward of batch 1: OSError: gone"):
+    with pytest.raises(fw.StageError, match="stage 1 failed in the forward of batch 0: OSError: gone"):
         trainer(stages, "fdg", runtime="threads").fit(batches())
     left = [t for t in threading.enumerate() if t.name == "freewheel-stage-0"]
     assert left  # it is still stuck, and so fit did not wait for it

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from freewheel._errors import whole_number
 from freewheel.cli._output import as_json, check_file, say, show, table
-from freewheel.methods import whole_number
 
 bench = typer.Typer(help="Measure, on this machine.", no_args_is_help=True)
 

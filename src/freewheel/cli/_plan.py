@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 import freewheel
+from freewheel._errors import whole_number
 from freewheel.cli._options import find_method, option_flag
 from freewheel.cli._output import check_file, say
-from freewheel.methods import Method, whole_number
+from freewheel.methods import Method
 from freewheel.plan import Plan, save_picture
 
 LOCKS = ("forward", "backward", "update")

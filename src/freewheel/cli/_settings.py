@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from freewheel._cores import cores, share
-from freewheel._errors import unknown
+from freewheel._errors import unknown, whole_number
 from freewheel.cli._output import check_file
-from freewheel.methods import whole_number
 
 # Each optimizer's settings where none are given; those of sgd are tried on digits with delays of up to three batches.
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, float]]] = {

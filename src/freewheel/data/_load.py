@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from freewheel._errors import unknown
-from freewheel.data._check import flag, integer
+from freewheel._errors import unknown, whole_number
+from freewheel.data._check import flag
 from freewheel.data._loader import TensorLoader
 from freewheel.data._sources import DATA_SETS, Source, synthetic
 from freewheel.data._transform import Compose, Transform
@@ -84,11 +84,11 @@ def load(
         raise unknown("data set", name, names())
     if root is not None and not isinstance(root, str | os.PathLike):
         raise TypeError(f"root must be the path of a folder, got {root!r}")
-    integer("batch_size", batch_size, least=1)
-    integer("seed", seed)
+    whole_number("batch_size", batch_size, least=1)
+    whole_number("seed", seed, least=0)
     for argument, limit in (("train_limit", train_limit), ("test_limit", test_limit)):
         if limit is not None:
-            integer(argument, limit, least=1)
+            whole_number(argument, limit, least=1)
     if augment is not None:
         flag("augment", augment)
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from freewheel.data._check import flag, integer
+from freewheel._errors import whole_number
+from freewheel.data._check import flag
 from freewheel.data._random import seeded
 from freewheel.data._transform import Transform
 
@@ -59,9 +60,9 @@ class TensorLoader:
             raise ValueError("images must not be empty, got none")
         self.images = images
         self.labels = labels
-        self.batch_size = integer("batch_size", batch_size, least=1)
+        self.batch_size = whole_number("batch_size", batch_size, least=1)
         self.shuffle = flag("shuffle", shuffle)
-        self.seed = integer("seed", seed)
+        self.seed = whole_number("seed", seed, least=0)
         self.drop_last = flag("drop_last", drop_last)
         self.transform = transform
         self._next_epoch = 0
@@ -89,7 +90,7 @@ class TensorLoader:
             >>> [labels.tolist() for _, labels in loader.epoch(7)]
             [[4, 5], [6]]
         """
-        return self._batches(integer("epoch", epoch, least=0))
+        return self._batches(whole_number("epoch", epoch, least=0))
 
     def _batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         generator = seeded(self.seed, epoch)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from freewheel.data._check import integer
+from freewheel._errors import whole_number
 from freewheel.data._files import read_cifar10, read_mnist
 from freewheel.data._random import seeded
 from freewheel.data._transform import Normalize, RandomCrop, RandomFlip, Transform
@@ -102,9 +102,9 @@ def synthetic(shape: Sequence[int], classes: int, train: int, test: int, seed: i
         raise TypeError(f"shape must be three ints (channels, height, width), got {shape!r}")
     if len(shape) != 3:
         raise ValueError(f"shape must be three ints (channels, height, width), got {tuple(shape)!r}")
-    sides = [integer(f"shape[{i}]", side, least=1) for i, side in enumerate(shape)]
+    sides = [whole_number(f"shape[{i}]", side, least=1) for i, side in enumerate(shape)]
     generator = seeded("synthetic", seed)
-    patterns = torch.randn(integer("classes", classes, least=2), *sides, generator=generator)
+    patterns = torch.randn(whole_number("classes", classes, least=2), *sides, generator=generator)
     halves: list[tuple[Tensor, Tensor]] = []
     for count in (train, test):
         labels = torch.arange(count) % classes

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from freewheel.data._check import integer
+from freewheel._errors import whole_number
 
 Transform = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -38,7 +38,7 @@ class RandomCrop:
     padding: int = 4
 
     def __post_init__(self) -> None:
-        integer("padding", self.padding, least=0)
+        whole_number("padding", self.padding, least=0)
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Crop a batch."""

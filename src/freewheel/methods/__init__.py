@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from freewheel._errors import unknown
-from freewheel.methods._method import Method, Pipeline, whole_number
+from freewheel._errors import unknown, whole_number
+from freewheel.methods._method import Method, Pipeline
 from freewheel.methods.backprop import BP, GPipe, OneFOneB
 from freewheel.methods.ddg import DDG, FR
 from freewheel.methods.dsp import DSP
@@ -79,5 +79,4 @@ __all__ = [
     "Pipeline",
     "method",
     "plan",
-    "whole_number",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from freewheel._errors import unknown
+from freewheel._errors import unknown, whole_number
 from freewheel.plan import ORDERS, WEIGHTS, Order, Schedule, Weights
 from freewheel.stage import Correction
 
@@ -124,15 +124,6 @@ class Pipeline(Method):
             cell=self.cell,
         )
         return schedule.with_slack(slack) if slack else schedule
-
-
-def whole_number(name: str, value: object, *, least: int) -> int:
-    """The value, if it is a whole number and large enough; one clear line otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r}: give a whole number, {least} or more")
-    if value < least:
-        raise ValueError(f"{name}={value}: give {least} or more")
-    return value
 
 
 def whole_numbers(name: str, values: object) -> tuple[int, ...]:

@@ -32,7 +32,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from freewheel.methods._method import Method, Pipeline, whole_number
+from freewheel._errors import whole_number
+from freewheel.methods._method import Method, Pipeline
 
 
 @dataclass(frozen=True, kw_only=True)

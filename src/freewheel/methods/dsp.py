@@ -26,7 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from freewheel.methods._method import Method, Pipeline, whole_number, whole_numbers
+from freewheel._errors import whole_number
+from freewheel.methods._method import Method, Pipeline, whole_numbers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ from typing import Literal
 
 from torch import nn
 
-from freewheel.models._check import image_shape, out_side, positive_int, require_side
+from freewheel._errors import whole_number
+from freewheel.models._check import image_shape, out_side, require_side
 
 Activation = Literal["relu", "tanh"]
 
@@ -55,7 +56,7 @@ def convs(
             flatten=nn.Flatten(),
             fc1=nn.Linear(32 * pooled, 1000),
             act2=act(),
-            fc2=nn.Linear(1000, positive_int("num_classes", num_classes)),
+            fc2=nn.Linear(1000, whole_number("num_classes", num_classes, least=1)),
         )
     )
 
@@ -83,7 +84,7 @@ def convl(
         height, width = (out_side(out_side(side, 3, padding=2), 2, 2) for side in (height, width))
         channels = out
     layers["flatten"] = nn.Flatten()
-    layers["fc1"] = nn.Linear(channels * height * width, positive_int("num_classes", num_classes))
+    layers["fc1"] = nn.Linear(channels * height * width, whole_number("num_classes", num_classes, least=1))
     return nn.Sequential(layers)
 
 
@@ -110,7 +111,7 @@ def fcs(
             ac2=act(),
             fc3=nn.Linear(512, 256),
             ac3=act(),
-            fc4=nn.Linear(256, positive_int("num_classes", num_classes)),
+            fc4=nn.Linear(256, whole_number("num_classes", num_classes, least=1)),
         )
     )
 
@@ -133,5 +134,5 @@ def fcl(
         layers[f"bn{i}"] = nn.BatchNorm1d(out)
         layers[f"ac{i}"] = act()
         features = out
-    layers["fc6"] = nn.Linear(features, positive_int("num_classes", num_classes))
+    layers["fc6"] = nn.Linear(features, whole_number("num_classes", num_classes, least=1))
     return nn.Sequential(layers)

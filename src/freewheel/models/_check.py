@@ -4,21 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-
-def positive_int(argument: str, value: object) -> int:
-    """Return `value` if it is an int of at least 1, else raise naming the argument.
-
-    Example:
-        >>> positive_int("num_classes", 0)
-        Traceback (most recent call last):
-        ...
-        ValueError: num_classes must be at least 1, got 0
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{argument} must be an int, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{argument} must be at least 1, got {value}")
-    return value
+from freewheel._errors import whole_number
 
 
 def image_shape(value: object) -> tuple[int, int, int]:
@@ -32,7 +18,7 @@ def image_shape(value: object) -> tuple[int, int, int]:
         raise TypeError(f"in_shape must be three ints (channels, height, width), got {value!r}")
     if len(value) != 3:
         raise ValueError(f"in_shape must be three ints (channels, height, width), got {tuple(value)!r}")
-    channels, height, width = (positive_int(f"in_shape[{i}]", side) for i, side in enumerate(value))
+    channels, height, width = (whole_number(f"in_shape[{i}]", side, least=1) for i, side in enumerate(value))
     return channels, height, width
 
 

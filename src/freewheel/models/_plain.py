@@ -6,8 +6,9 @@ from collections import OrderedDict
 
 from torch import nn
 
+from freewheel._errors import whole_number
 from freewheel.models._blocks import conv
-from freewheel.models._check import image_shape, positive_int, require_side
+from freewheel.models._check import image_shape, require_side
 from freewheel.models._init import kaiming_
 
 # Configuration E of Simonyan and Zisserman (2015), table 1: convolutions and channels between the pools.
@@ -33,7 +34,7 @@ def vgg19(*, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)
         layers[f"pool{i}"] = nn.MaxPool2d(2)
         height, width = height // 2, width // 2
     layers["flatten"] = nn.Flatten()
-    layers["fc"] = nn.Linear(channels * height * width, positive_int("num_classes", num_classes))
+    layers["fc"] = nn.Linear(channels * height * width, whole_number("num_classes", num_classes, least=1))
     return kaiming_(nn.Sequential(layers))
 
 
@@ -49,7 +50,7 @@ def digits_cnn(*, width: int = 16, num_classes: int = 10, in_shape: tuple[int, i
     """
     channels, height, wide = image_shape(in_shape)
     require_side("digits-cnn", (channels, height, wide), 2)
-    positive_int("width", width)
+    whole_number("width", width, least=1)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, out in enumerate([width] * 4 + [2 * width] * 4, start=1):
         if i == 5:
@@ -60,5 +61,5 @@ def digits_cnn(*, width: int = 16, num_classes: int = 10, in_shape: tuple[int, i
         channels = out
     layers["avgpool"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()
-    layers["fc"] = nn.Linear(channels, positive_int("num_classes", num_classes))
+    layers["fc"] = nn.Linear(channels, whole_number("num_classes", num_classes, least=1))
     return kaiming_(nn.Sequential(layers))

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from freewheel._errors import unknown
+from freewheel._errors import unknown, whole_number
 from freewheel.models import _asyncfgd
 from freewheel.models._asyncfgd import convl, convs, fcl, fcs
-from freewheel.models._check import image_shape, positive_int
+from freewheel.models._check import image_shape
 from freewheel.models._plain import digits_cnn, vgg19
 from freewheel.models._resnet import cifar_resnet, preact_resnet, resnet18, resnet50, resnext29, wide_resnet
 
@@ -95,7 +95,7 @@ def build(name: str, *, num_classes: int = 10, in_shape: Sequence[int] | None = 
             takes = f"it takes {', '.join(model.options)}" if model.options else "it takes none"
             raise TypeError(f"model {key!r} has no option {option!r}: {takes}")
     return model.make(
-        num_classes=positive_int("num_classes", num_classes),
+        num_classes=whole_number("num_classes", num_classes, least=1),
         in_shape=image_shape(model.in_shape if in_shape is None else in_shape),
         **model.fixed,
         **options,

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from freewheel._errors import whole_number
 from freewheel.models._blocks import BasicBlock, Bottleneck, PreActBottleneck, WideBlock, conv
-from freewheel.models._check import image_shape, positive_int
+from freewheel.models._check import image_shape
 from freewheel.models._init import kaiming_
 
 
@@ -43,13 +44,13 @@ def _assemble(
         layers["relu"] = nn.ReLU()
     layers["avgpool"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()
-    layers["fc"] = nn.Linear(inputs, positive_int("num_classes", num_classes))
+    layers["fc"] = nn.Linear(inputs, whole_number("num_classes", num_classes, least=1))
     return kaiming_(nn.Sequential(layers))
 
 
 def _blocks_per_group(depth: int, per_block: int, rest: int) -> int:
     """Invert depth = per_block * n + rest, or raise."""
-    blocks, left = divmod(positive_int("depth", depth) - rest, per_block)
+    blocks, left = divmod(whole_number("depth", depth, least=1) - rest, per_block)
     if left or blocks < 1:
         raise ValueError(f"depth must be {per_block}n + {rest} with n of at least 1, got {depth}")
     return blocks
@@ -90,7 +91,7 @@ def cifar_resnet(
 def preact_resnet(*, depth: int, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Sequential:
     """The pre-activation ResNet of depth 9n + 2 with bottleneck blocks (He et al. 2016b).
 
-    The paper's 10.2M for ResNet-1001 counts no BatchNorm parameters; with them it is 10.3M.
+    ResNet-1001 has 10.3M parameters, 10.2M (as published) without those of BatchNorm.
 
     Example:
         >>> len(preact_resnet(depth=164).layer1)
@@ -162,8 +163,8 @@ def resnext29(
         >>> resnext29(cardinality=2, width=4).layer1[0].conv2
         Conv2d(8, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), groups=2, bias=False)
     """
-    groups = positive_int("cardinality", cardinality)
-    middle = groups * positive_int("width", width)
+    groups = whole_number("cardinality", cardinality, least=1)
+    middle = groups * whole_number("width", width, least=1)
     return _assemble(
         lambda inputs, outputs, stride: Bottleneck(
             inputs, outputs, middle=middle * outputs // 256, stride=stride, groups=groups
@@ -202,7 +203,7 @@ def wide_resnet(
         raise TypeError(f"dropout must be a number, got {dropout!r}")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
-    positive_int("widen", widen)
+    whole_number("widen", widen, least=1)
     return _assemble(
         lambda inputs, outputs, stride: WideBlock(inputs, outputs, stride=stride, dropout=dropout),
         stem=16,

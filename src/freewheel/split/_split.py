@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from freewheel._cores import intra_op_threads, share
-from freewheel._errors import unknown
+from freewheel._errors import unknown, whole_number
 from freewheel.split._arguments import check_example, check_model, check_no_example, check_plan
 from freewheel.split._balance import best_cuts, bounds
 from freewheel.split._line import Line, draw
@@ -88,8 +88,8 @@ def split(
     """
     check_model(model)
     stages = check_plan(k, by, at, balance)
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        raise ValueError(f"threads={threads!r}: give a whole number of intra-op threads, 1 or more")
+    if threads is not None:
+        whole_number("threads", threads, least=1)
     output = None
     if example is not None:
         output = check_example(model, example)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from freewheel._cores import intra_op_threads, share
-from freewheel._errors import unknown
-from freewheel.methods import Method, whole_number
+from freewheel._errors import unknown, whole_number
+from freewheel.methods import Method
 from freewheel.methods import method as find_method
 from freewheel.plan import Plan
 from freewheel.runtime import RUNTIMES
