@@ -27,7 +27,7 @@ EDGE = 4  # batches to fill and to drain a pipeline, outside of what is timed
 def freewheel(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
     """Our own: the sequential runs, the asynchronous ones on threads, and what the sequential one is made of."""
     runs = [("bp", "simulate"), (ASYNCHRONOUS[0], "simulate"), *((method, "threads") for method in ASYNCHRONOUS)]
-    return {f"{m}, {runtime}": _trainer(m, runtime, cut) for m, runtime in runs} | {BY_HAND: _by_hand(cut)}
+    return {BY_HAND: _by_hand(cut)} | {f"{m}, {runtime}": _trainer(m, runtime, cut) for m, runtime in runs}
 
 
 def _trainer(method: str, runtime: str, cut: Cut) -> Turn:
