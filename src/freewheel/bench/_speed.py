@@ -40,11 +40,11 @@ def speed(
         say: Gets a line whenever something has been done.
 
     Returns:
-        For each batch size its `rows` (one a contender: name, kind, median seconds a step, images/s, the seconds of each turn) and its
-        `ratios`: how many times faster the best asynchronous run on threads is than our own sequential run
-        (`sequential`), than plain PyTorch on all cores (`bp_all_cores`) and on its best number of them (`bp_best`),
-        and than the best of torch.distributed.pipelining (`torch_pipelining`). `bookkeeping` is the share of a
-        sequential step that goes into running a plan rather than into the network.
+        For each batch size its `rows` (one a contender: name, kind, median seconds a step, images/s, the seconds of
+        each turn) and its `ratios`: how many times faster the best asynchronous run on threads is than our own
+        sequential run (`sequential`), than plain PyTorch on all cores (`bp_all_cores`) and on its best number of them
+        (`bp_best`), and than the best of torch.distributed.pipelining (`torch_pipelining`). `bookkeeping` is the share
+        of a sequential step that goes into running a plan rather than into the network.
     """
     with ExitStack() as stack:
         teams = [

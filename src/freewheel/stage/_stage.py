@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec
 
 from freewheel.plan import Schedule
 from freewheel.stage._corrections import Correction, Gradients, Hooks, Site
 from freewheel.stage._random import SeededDraws, seed_of
 from freewheel.stage._state import load_tensors, scaled, scratch_buffers, tensors_of
-from freewheel.stage._trees import flatten, to_device, unflatten
+from freewheel.stage._trees import Shape, flatten, to_device, unflatten
 from freewheel.stage._weights import Current, Live, Stash, Weights
 
 Unit = tuple[int, int]  # batch, micro-batch
@@ -146,7 +145,7 @@ class Stage:
         with scratch_buffers(self.module):
             self._record(unit, x, target, share)
 
-    def _record(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], TreeSpec | None]:
+    def _record(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
         """A forward whose graph is kept."""
         with torch.enable_grad(), self.weights.forward(self.version) as weights:
             leaves, spec, inputs = self._run(unit, x, target)
@@ -158,7 +157,7 @@ class Stage:
         self._graphs[unit] = Graph(inputs, outputs, places, weights, self.version)
         return leaves, spec
 
-    def _run(self, unit: Unit, x: Tree, target: Tree) -> tuple[list[Any], TreeSpec | None, list[Tensor]]:
+    def _run(self, unit: Unit, x: Tree, target: Tree) -> tuple[list[Any], Shape, list[Tensor]]:
         """The module on its input, the loss behind the last one: flat outputs, and the inputs to differentiate by."""
         given, shape = flatten(to_device(x, self.device))
         inputs: list[Tensor] = []

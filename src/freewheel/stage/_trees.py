@@ -30,14 +30,35 @@ def to_device(tree: Any, device: torch.device) -> Any:
     """The same tree with its tensors on a device."""
     if isinstance(tree, Tensor):
         return tree if tree.device == device else tree.to(device)
+    if type(tree) is tuple:
+        return tuple([to_device(part, device) for part in tree])
     return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) and t.device != device else t, tree)
 
 
-def flatten(tree: Any) -> tuple[list[Any], TreeSpec | None]:
-    """The leaves of a tree and its shape; the shape of a tensor by itself, the usual case, is None."""
-    return ([tree], None) if isinstance(tree, Tensor) else tree_flatten(tree)
+# The shape of a tree. The usual ones, a tensor and a tuple of tensors, go without torch's general tree machinery.
+Shape = type[Tensor] | type[tuple] | TreeSpec
 
 
-def unflatten(leaves: list[Any], shape: TreeSpec | None) -> Any:
+def flatten(tree: Any) -> tuple[list[Any], Shape]:
+    """The leaves of a tree and its shape.
+
+    Example:
+        >>> leaves, shape = flatten((torch.zeros(1), torch.ones(1)))
+        >>> len(leaves), unflatten(leaves, shape)
+        (2, (tensor([0.]), tensor([1.])))
+    """
+    if isinstance(tree, Tensor):
+        return [tree], Tensor
+    if type(tree) is tuple and all(isinstance(part, Tensor) for part in tree):
+        return list(tree), tuple
+    return tree_flatten(tree)
+
+
+def unflatten(leaves: list[Any], shape: Shape) -> Any:
     """The tree of these leaves."""
-    return leaves[0] if shape is None else tree_unflatten(leaves, shape)
+    if shape is Tensor:
+        return leaves[0]
+    if shape is tuple:
+        return tuple(leaves)
+    assert isinstance(shape, TreeSpec)
+    return tree_unflatten(leaves, shape)
