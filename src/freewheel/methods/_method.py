@@ -40,6 +40,8 @@ class Pipeline(Method):
         ahead: With micro-batches, how many each stage forwards before it goes backward; all of them by default.
         turns: Whether each stage waits until all later ones have forwarded the batch.
         queues: For each boundary, the lengths of the activation and the gradient queue; enough by default.
+        title: The name in drawings.
+        cell: What a column of the drawing holds, one `action` or one `round` of a forward and a backward.
 
     Example:
         >>> import freewheel as fw

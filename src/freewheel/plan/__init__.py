@@ -2,7 +2,7 @@
 
 from freewheel.plan._actions import DIRECTION, Action, Op
 from freewheel.plan._check import PlanError
-from freewheel.plan._clock import capacity
+from freewheel.plan._clock import capacity, channel_of
 from freewheel.plan._draw import parse
 from freewheel.plan._picture import save_picture
 from freewheel.plan._plan import Memory, Plan, Versions
@@ -23,6 +23,7 @@ __all__ = [
     "Versions",
     "Weights",
     "capacity",
+    "channel_of",
     "parse",
     "save_picture",
     "stream",

@@ -45,7 +45,7 @@ def check(schedule: Schedule, batches: int, streams: Streams) -> None:
     except StuckError as stuck:
         place = stuck.places[0]
         action = streams[place[0]][place[1]]
-        letter, boundary = channel_of(action, place[0])
+        letter, boundary = channel_of(action.op, place[0])
         if not 0 <= boundary < schedule.stages - 1:
             raise refuse(place, "there is no stage on that side") from None
         if action.op.is_send:

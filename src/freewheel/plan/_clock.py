@@ -22,10 +22,10 @@ class StuckError(Exception):
         self.places = places
 
 
-def channel_of(action: Action, stage: int) -> Channel:
-    """The channel a message of this stage travels on."""
-    letter = action.op.channel
-    upwards = (DIRECTION[letter] > 0) == action.op.is_send
+def channel_of(op: Op, stage: int) -> Channel:
+    """The channel that a send or receive of this stage uses."""
+    letter = op.channel
+    upwards = (DIRECTION[letter] > 0) == op.is_send
     return letter, stage if upwards else stage - 1
 
 
@@ -54,7 +54,7 @@ def march(schedule: Schedule, streams: Streams) -> Iterator[tuple[Place, Action,
             while at[stage] < len(actions):
                 place, action, source = (stage, at[stage]), actions[at[stage]], None
                 if not action.op.is_compute:
-                    channel = channel_of(action, stage)
+                    channel = channel_of(action.op, stage)
                     queue = queues.setdefault(channel, deque())
                     if channel[1] not in inside:
                         break

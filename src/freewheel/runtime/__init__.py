@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from freewheel.runtime._feed import Feed
-from freewheel.runtime._interpreter import Part, StageError
+from freewheel.runtime._interpreter import NOT_FINITE, Part, StageError
 from freewheel.runtime._run import Cut, Run
 from freewheel.runtime._simulate import simulate
 from freewheel.runtime._threads import threads
 
 RUNTIMES: dict[str, Callable[[Run], Cut | None]] = {"simulate": simulate, "threads": threads}
 
-__all__ = ["RUNTIMES", "Cut", "Feed", "Part", "Run", "StageError", "simulate", "threads"]
+__all__ = ["NOT_FINITE", "RUNTIMES", "Cut", "Feed", "Part", "Run", "StageError", "simulate", "threads"]

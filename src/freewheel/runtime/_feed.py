@@ -63,6 +63,11 @@ class Feed:
         """Gives out no further batch: the pipeline drains what it has."""
         self.stopped = True
 
+    @property
+    def closed(self) -> bool:
+        """Whether the run is being stopped."""
+        return self._closed
+
     def close(self) -> None:
         """Wakes and turns away every stage that waits."""
         with self._changed:

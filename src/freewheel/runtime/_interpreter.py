@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from freewheel.plan import Action, Op, stream
-from freewheel.runtime._channels import Channel
+from freewheel.runtime._channels import Channel, ClosedError
 from freewheel.runtime._feed import Feed
 from freewheel.stage import Gradients, Stage
 
 Unit = tuple[int, int]
+NOT_FINITE = "lower the learning rate, clip gradients (clip=1.0), or look for broken values in the data"
 
 
 @dataclass
@@ -119,8 +120,10 @@ class Interpreter:
         return channel.has_item if action.op.is_receive else channel.has_room
 
     def run(self) -> None:
-        """Executes the whole stream, waiting where it must."""
+        """Executes the whole stream, waiting where it must; gives up at the next action once the run is closed."""
         for action in self.actions():
+            if self._feed.closed:
+                raise ClosedError
             self.execute(action)
 
     def execute(self, action: Action) -> None:
@@ -161,10 +164,7 @@ class Interpreter:
         target, size, share = self._expected.pop(unit)
         loss = self.stage.forward(unit, x, target, size, share)
         if loss is not None and loss.device.type == "cpu" and not math.isfinite(loss.item()):
-            raise FloatingPointError(
-                f"the loss is {loss.item()}: lower the learning rate, clip gradients (clip=1.0), "
-                "or look for broken values in the data"
-            )
+            raise FloatingPointError(f"the loss is {loss.item()}: {NOT_FINITE}")
 
     def _backward(self, unit: Unit) -> None:
         self._backed = self.stage.backward(unit, self._gradients)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from freewheel.plan import DIRECTION, Op, Schedule, capacity
+from freewheel.plan import DIRECTION, Op, Schedule, capacity, channel_of
 from freewheel.runtime._channels import Channel
 from freewheel.runtime._feed import Feed
 from freewheel.runtime._interpreter import Interpreter, Part
@@ -102,12 +102,5 @@ def _channels(schedule: Schedule) -> dict[tuple[str, int], Channel]:
 
 def _links(channels: dict[tuple[str, int], Channel], stage: int) -> dict[Op, Channel]:
     """The channels of one stage, by the op that uses them."""
-    links: dict[Op, Channel] = {}
-    for op in Op:
-        if op.is_compute:
-            continue
-        outwards = (DIRECTION[op.channel] > 0) == op.is_send
-        channel = channels.get((op.channel, stage if outwards else stage - 1))
-        if channel is not None:
-            links[op] = channel
-    return links
+    used = {op: channels.get(channel_of(op, stage)) for op in Op if not op.is_compute}
+    return {op: channel for op, channel in used.items() if channel is not None}

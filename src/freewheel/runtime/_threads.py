@@ -51,12 +51,17 @@ def threads(run: Run) -> Cut | None:
         worker.start()
     try:
         with intra_op_threads(run.threads):
-            return _attend(run, events)
-    finally:
+            stopped_at = _attend(run, events)
+    except BaseException:
         run.close()
         deadline = time.monotonic() + GRACE_SECONDS
         for worker in workers:
             worker.join(max(0.0, deadline - time.monotonic()))
+        raise
+    run.close()
+    for worker in workers:  # however long it takes: what they hold is about to be read, or put back
+        worker.join()
+    return stopped_at
 
 
 def _attend(run: Run, events: queue.SimpleQueue[Any]) -> Cut | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 import signal
 import sys
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 from freewheel._malloc import keep_freed_memory
-from freewheel.runtime import Cut, Feed, Run
+from freewheel.runtime import NOT_FINITE, Cut, Feed, Run
 from freewheel.stage import Stage, load_tensors, seed_of
 from freewheel.trainer._evaluate import Metric, evaluate
 from freewheel.trainer._history import Epoch, History, mean_loss
@@ -79,6 +80,8 @@ def fit(
 
     def on_cut(cut: Cut) -> bool:
         record = _record(cut, history, since=marks[-1])
+        if not math.isfinite(record.loss):  # on a CPU the batch itself is refused; elsewhere looking would hold it up
+            raise FloatingPointError(f"the mean loss of epoch {record.epoch + 1} is {record.loss}: {NOT_FINITE}")
         marks.append(cut.time)
         for shadow, part in zip(shadows, cut.parts):
             assert part.state is not None
