@@ -151,24 +151,26 @@ def test_a_failing_stage_is_named_and_nothing_is_left_running(runtime):
 
 def test_stopping_at_a_cut_waits_for_a_stage_that_is_busy():
     """A stage that is still computing when training stops must not touch the weights that are put back."""
-    released = threading.Event()
+    entered, released = threading.Event(), threading.Event()
 
     class Slow(nn.Module):
         count = 0
 
         def forward(self, x):
             self.count += 1
-            if self.training and self.count == 10:
+            if self.count == 8:  # batch 7, which the first stage has sent before its update 6 completes the cut
+                entered.set()
                 assert released.wait(60)
             return x
 
     def stop(end):
+        assert entered.wait(60)
         kept.extend(tensors(*end.stages))
         threading.Timer(2.0, released.set).start()  # longer than an error would be waited with
         return True
 
     kept: list[torch.Tensor] = []
-    stages = [nn.Sequential(nn.Linear(6, 6), Slow()), nn.Linear(6, 3)]
+    stages = [nn.Linear(6, 6), nn.Sequential(Slow(), nn.Linear(6, 3))]
     history = trainer(stages, "fdg", runtime="threads").fit(batches(7), epochs=3, callbacks=[stop])
     assert released.is_set()
     assert history.batches == 7
