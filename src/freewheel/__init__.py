@@ -6,8 +6,13 @@ from freewheel.methods import (
     DDG,
     DSP,
     FDG,
+    FGD,
+    FGDDP,
+    FGDMP,
     FR,
     METHODS,
+    AsyncFGD,
+    FGDSync,
     GPipe,
     Method,
     OneFOneB,
@@ -20,7 +25,8 @@ from freewheel.methods import (
 from freewheel.plan import Plan, PlanError
 from freewheel.runtime import RUNTIMES, StageError
 from freewheel.split import Stages, split
-from freewheel.stage import Accumulate, Correction, DelayCompensation, Discrepancy, Shrink, StalenessStep
+from freewheel.stage import Accumulate, Correction, DelayCompensation, Discrepancy, Recurrent, Shrink, StalenessStep
+from freewheel.tangents import Tangents
 from freewheel.trainer import Chain, Epoch, EpochEnd, History, Score, Trainer, accuracy
 
 __version__ = "0.1.0"
@@ -30,16 +36,21 @@ __all__ = [
     "DDG",
     "DSP",
     "FDG",
+    "FGD",
+    "FGDDP",
+    "FGDMP",
     "FR",
     "METHODS",
     "RUNTIMES",
     "Accumulate",
+    "AsyncFGD",
     "Chain",
     "Correction",
     "DelayCompensation",
     "Discrepancy",
     "Epoch",
     "EpochEnd",
+    "FGDSync",
     "GPipe",
     "History",
     "Method",
@@ -49,11 +60,13 @@ __all__ = [
     "Pipeline",
     "Plan",
     "PlanError",
+    "Recurrent",
     "Score",
     "Shrink",
     "StageError",
     "Stages",
     "StalenessStep",
+    "Tangents",
     "Trainer",
     "accuracy",
     "data",

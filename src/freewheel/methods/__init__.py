@@ -11,11 +11,14 @@ from freewheel.methods.backprop import BP, GPipe, OneFOneB
 from freewheel.methods.ddg import DDG, FR
 from freewheel.methods.dsp import DSP
 from freewheel.methods.fdg import FDG
+from freewheel.methods.fgd import FGD, FGDDP, FGDMP, AsyncFGD, FGDSync
 from freewheel.methods.pipedream import PipeDream
 from freewheel.methods.pipemare import PipeMare
 from freewheel.plan import Plan
 
-METHODS: dict[str, type[Method]] = {m.name: m for m in (BP, GPipe, OneFOneB, DDG, FR, PipeDream, FDG, DSP, PipeMare)}
+_CHAIN = (BP, GPipe, OneFOneB, DDG, FR, PipeDream, FDG, DSP, PipeMare)
+_FORWARD = (FGD, FGDMP, FGDDP, FGDSync, AsyncFGD)
+METHODS: dict[str, type[Method]] = {m.name: m for m in (*_CHAIN, *_FORWARD)}
 
 
 def method(name: str | Method, **options: Any) -> Method:
@@ -69,8 +72,13 @@ __all__ = [
     "DDG",
     "DSP",
     "FDG",
+    "FGD",
+    "FGDDP",
+    "FGDMP",
     "FR",
     "METHODS",
+    "AsyncFGD",
+    "FGDSync",
     "GPipe",
     "Method",
     "OneFOneB",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from freewheel._errors import unknown, whole_number
-from freewheel.plan import ORDERS, WEIGHTS, Order, Schedule, Weights
+from freewheel.plan import CREDITS, ORDERS, WEIGHTS, Credit, Order, Schedule, Weights
 from freewheel.stage import Correction
-
-CREDITS = ("chain",)
+from freewheel.tangents import Tangents
 
 
 class Method(ABC):
@@ -29,14 +28,17 @@ class Pipeline(Method):
     """A free combination of credit, delays, order, weights and corrections.
 
     Args:
-        credit: Where a stage's learning signal comes from: `chain`, the gradient from the next stage.
+        credit: Where a stage's learning signal comes from: `chain`, the gradient from the next stage; or `forward`, a
+            directional derivative from the last one.
         delays: For each stage, how many batches it has forwarded beyond the one it learns from; never increasing.
         order: Whether a round begins with its `forward` or with its `backward`.
         weights: Which weights a late backward sees: `stash` (those of its forward), `recompute` (the newest, the
             forward redone), `current` (the newest, with the stored activations) or `predict` (the forward runs on
             predicted ones, and the backward on the same).
         corrections: Transforms of the gradient or of the step, applied in this order.
-        micro: Micro-batches a batch is cut into; more than one needs zero delays.
+        tangents: The directions of forward gradients, under `credit="forward"`.
+        micro: Micro-batches a batch is cut into; more than one needs zero delays under `chain`.
+        along: The dimension they are cut along: 0, the samples; 1, time (under `forward`).
         ahead: With micro-batches, how many each stage forwards before it goes backward; all of them by default.
         turns: Whether each stage waits until all later ones have forwarded the batch.
         queues: For each boundary, the lengths of the activation and the gradient queue; enough by default.
@@ -52,12 +54,14 @@ class Pipeline(Method):
 
     name: ClassVar[str] = "pipeline"
 
-    credit: Literal["chain"] = "chain"
+    credit: Credit = "chain"
     delays: Sequence[int]
     order: Order = "forward"
     weights: Weights = "stash"
     corrections: Sequence[Correction] = ()
+    tangents: Tangents = field(default_factory=Tangents)
     micro: int = 1
+    along: Literal[0, 1] = 0
     ahead: Sequence[int] = ()
     turns: bool = False
     queues: Sequence[tuple[int, int]] = ()
@@ -85,16 +89,28 @@ class Pipeline(Method):
             if after > here:
                 raise ValueError(
                     f"delays={tuple(self.delays)}: stage {k + 1} would learn later ({after}) than stage {k} ({here}), "
-                    "whose gradient comes through it; delays must never increase"
+                    "whose signal comes through it; delays must never increase"
                 )
         whole_number("micro", self.micro, least=1)
-        if self.micro > 1 and any(self.delays):
+        if self.credit == "chain" and self.micro > 1 and any(self.delays):
             raise ValueError(f"micro={self.micro}: micro-batches need zero delays, not delays={tuple(self.delays)}")
+        if self.along not in (0, 1) or (self.along and self.credit == "chain"):
+            raise ValueError(f"along={self.along!r}: give 0, the samples, or under credit='forward' 1, time")
+        if not isinstance(self.tangents, Tangents):
+            raise TypeError(f"tangents={self.tangents!r}: give fw.Tangents(...)")
+        if self.credit == "chain" and self.tangents != Tangents():
+            raise ValueError("tangents without forward gradients: they belong to credit='forward'")
+        if self.credit == "forward" and self.weights != "stash":
+            raise ValueError(f"weights={self.weights!r}: under credit='forward' no backward sees weights; leave it out")
         if any(min(pair) < 1 for pair in self.queues):
             raise ValueError(f"queues={tuple(self.queues)}: every queue needs a length of 1 or more")
         for correction in self.corrections:
             if not isinstance(correction, Correction):
                 raise TypeError(f"corrections holds a {type(correction).__name__}: give for instance fw.Shrink(0.5)")
+            if self.credit not in correction.credits:
+                raise ValueError(
+                    f"{type(correction).__name__} has no meaning with credit={self.credit!r}: leave it out"
+                )
             if correction.weights and self.weights not in correction.weights:
                 raise ValueError(
                     f"{type(correction).__name__} has no meaning with weights={self.weights!r}: "
@@ -113,13 +129,16 @@ class Pipeline(Method):
 
     def schedule(self, *, slack: int = 0, norms: bool = False) -> Schedule:
         """What the builders of plans need to know of it."""
+        chain = self.credit == "chain"
         schedule = Schedule(
             name=self.title,
+            credit=self.credit,
             delays=tuple(self.delays),
             order=self.order,
             weights=self.weights,
             micro=self.micro,
-            ahead=tuple(self.ahead) or ((self.micro,) * len(self.delays) if self.micro > 1 else ()),
+            along=self.along,
+            ahead=tuple(self.ahead) or ((self.micro,) * len(self.delays) if chain and self.micro > 1 else ()),
             turns=self.turns,
             norms=norms,
             queues=tuple(self.queues),

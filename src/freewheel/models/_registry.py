@@ -9,32 +9,37 @@ from typing import Any
 from torch import nn
 
 from freewheel._errors import unknown, whole_number
-from freewheel.models import _asyncfgd
+from freewheel.models import _asyncfgd, _vision
 from freewheel.models._asyncfgd import convl, convs, fcl, fcs
 from freewheel.models._check import image_shape
+from freewheel.models._mobile import LITE0_CUTS, efficientnet_lite0, mobilenet_v2
 from freewheel.models._plain import digits_cnn, vgg19
 from freewheel.models._resnet import cifar_resnet, preact_resnet, resnet18, resnet50, resnext29, wide_resnet
+from freewheel.split import Stages, split
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Model:
-    """One row of the table: a builder, what the name fixes, and what the caller may choose."""
+    """One row of the table: a builder, what the name fixes, what the caller may choose, a published split."""
 
     make: Callable[..., nn.Sequential]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     in_shape: tuple[int, int, int] = (3, 32, 32)
+    cuts: tuple[str, ...] = ()
 
+
+_LARGE = (3, 224, 224)
 
 MODELS: Mapping[str, _Model] = {
-    "convs-relu": _Model(make=convs, fixed={"activation": "relu"}),
-    "convs-tanh": _Model(make=convs, fixed={"activation": "tanh"}),
-    "convl-relu": _Model(make=convl, fixed={"activation": "relu"}),
-    "convl-tanh": _Model(make=convl, fixed={"activation": "tanh"}),
-    "fcs-relu": _Model(make=fcs, fixed={"activation": "relu"}),
-    "fcs-tanh": _Model(make=fcs, fixed={"activation": "tanh"}),
-    "fcl-relu": _Model(make=fcl, fixed={"activation": "relu"}),
-    "fcl-tanh": _Model(make=fcl, fixed={"activation": "tanh"}),
+    "convs-relu": _Model(make=convs, fixed={"activation": "relu"}, cuts=_asyncfgd.CUTS["convs"]),
+    "convs-tanh": _Model(make=convs, fixed={"activation": "tanh"}, cuts=_asyncfgd.CUTS["convs"]),
+    "convl-relu": _Model(make=convl, fixed={"activation": "relu"}, cuts=_asyncfgd.CUTS["convl"]),
+    "convl-tanh": _Model(make=convl, fixed={"activation": "tanh"}, cuts=_asyncfgd.CUTS["convl"]),
+    "fcs-relu": _Model(make=fcs, fixed={"activation": "relu"}, cuts=_asyncfgd.CUTS["fcs"]),
+    "fcs-tanh": _Model(make=fcs, fixed={"activation": "tanh"}, cuts=_asyncfgd.CUTS["fcs"]),
+    "fcl-relu": _Model(make=fcl, fixed={"activation": "relu"}, cuts=_asyncfgd.CUTS["fcl"]),
+    "fcl-tanh": _Model(make=fcl, fixed={"activation": "tanh"}, cuts=_asyncfgd.CUTS["fcl"]),
     "resnet-20": _Model(make=cifar_resnet, fixed={"depth": 20}, options=("shortcut",)),
     "resnet-56": _Model(make=cifar_resnet, fixed={"depth": 56}, options=("shortcut",)),
     "resnet-98": _Model(make=cifar_resnet, fixed={"depth": 98}, options=("shortcut",)),
@@ -47,38 +52,54 @@ MODELS: Mapping[str, _Model] = {
     "wrn-28-10": _Model(make=wide_resnet, fixed={"depth": 28, "widen": 10}, options=("dropout",)),
     "resnext-29": _Model(make=resnext29, options=("cardinality", "width")),
     "vgg-19": _Model(make=vgg19),
+    "mobilenet-v2": _Model(make=mobilenet_v2, options=("resize",), in_shape=_LARGE),
+    "efficientnet-lite0": _Model(make=efficientnet_lite0, options=("resize",), in_shape=_LARGE, cuts=LITE0_CUTS),
     "digits-cnn": _Model(make=digits_cnn, options=("width",), in_shape=(1, 8, 8)),
+}
+
+VISION: Mapping[str, _Model] = {
+    f"torchvision/{net}": _Model(
+        make=_vision.torchvision_net, fixed={"net": net}, options=("resize",), in_shape=_LARGE, cuts=cuts
+    )
+    for net, cuts in _vision.CUTS.items()
 }
 
 
 def _lookup(name: str) -> tuple[str, _Model]:
     if not isinstance(name, str):
         raise TypeError(f"a model is named by a str such as 'resnet-20', got {name!r}")
-    if name.lower() not in MODELS:
-        raise unknown("model", name, MODELS)
-    return name.lower(), MODELS[name.lower()]
+    known = {**MODELS, **VISION}
+    if name.lower() not in known:
+        raise unknown("model", name, known)
+    return name.lower(), known[name.lower()]
 
 
-def names() -> tuple[str, ...]:
+def names(*, vision: bool = False) -> tuple[str, ...]:
     """The names that `build` knows.
+
+    Args:
+        vision: whether to add those that need torchvision, the extra `vision`.
 
     Example:
         >>> names()[:2], names()[-1]
         (('convs-relu', 'convs-tanh'), 'digits-cnn')
+        >>> names(vision=True)[-1]
+        'torchvision/shufflenet_v2_x0_5'
     """
-    return tuple(MODELS)
+    return (*MODELS, *VISION) if vision else tuple(MODELS)
 
 
 def build(name: str, *, num_classes: int = 10, in_shape: Sequence[int] | None = None, **options: Any) -> nn.Sequential:
     """Build a network by name.
 
     Args:
-        name: one of `names()`, in any case.
+        name: one of `names(vision=True)`, in any case.
         num_classes: outputs of the classifier.
-        in_shape: channels, height and width of an image; (3, 32, 32) if not given, for
-            `digits-cnn` (1, 8, 8).
+        in_shape: channels, height and width of an image; if not given, (3, 32, 32), for `digits-cnn`
+            (1, 8, 8), for the networks that have ImageNet weights (3, 224, 224).
         options: `shortcut` for the ResNets of basic blocks (`"pad"` or `"projection"`), `dropout` for
-            `wrn-28-10`, `cardinality` and `width` for `resnext-29`, `width` for `digits-cnn`.
+            `wrn-28-10`, `cardinality` and `width` for `resnext-29`, `width` for `digits-cnn`, `resize` (rows
+            and columns to enlarge images to) for those that have ImageNet weights.
 
     Returns:
         An `nn.Sequential` with named layers, so that it can be cut between any two of them.
@@ -103,35 +124,31 @@ def build(name: str, *, num_classes: int = 10, in_shape: Sequence[int] | None = 
 
 
 def paper_cuts(name: str) -> tuple[str, ...]:
-    """The layers at which the second and the third stage begin in AsyncFGD (tables 3 to 6).
+    """The layers at which the second and later stages begin in AsyncFGD (tables 3 to 6, appendix H.3.2).
 
     Example:
         >>> paper_cuts("convl-tanh")
         ('conv3', 'conv5')
+        >>> paper_cuts("torchvision/resnet18")
+        ('layer2', 'layer3', 'layer4')
     """
-    key, _ = _lookup(name)
-    family = key.split("-")[0]
-    if family not in _asyncfgd.CUTS:
-        split = [known for known in MODELS if known.split("-")[0] in _asyncfgd.CUTS]
-        raise ValueError(f"model {key!r} has no published split in three: only {', '.join(split)} have one")
-    return _asyncfgd.CUTS[family]
+    key, model = _lookup(name)
+    if not model.cuts:
+        three, four = (", ".join(n for n, m in {**MODELS, **VISION}.items() if len(m.cuts) == k - 1) for k in (3, 4))
+        raise ValueError(f"model {key!r} has no published split in three: only {three} have one, and in four {four}")
+    return model.cuts
 
 
-def stages(name: str, **kwargs: Any) -> list[nn.Module]:
+def stages(name: str, **kwargs: Any) -> Stages:
     """Build a network and cut it at `paper_cuts(name)`; layers and parameters keep their names.
 
     Args:
-        name: one of the eight networks of AsyncFGD.
+        name: one of the networks of AsyncFGD: eight small ones in three stages, those of torchvision and
+            EfficientNet-Lite0 in four.
         kwargs: passed to `build`.
 
     Example:
         >>> [list(stage._modules) for stage in stages("convs-relu")]
         [['conv1', 'act1'], ['pool1', 'flatten', 'fc1'], ['act2', 'fc2']]
     """
-    cuts = paper_cuts(name)
-    parts: list[nn.Module] = [nn.Sequential()]
-    for layer, module in build(name, **kwargs).named_children():
-        if layer in cuts:
-            parts.append(nn.Sequential())
-        parts[-1].add_module(layer, module)
-    return parts
+    return split(build(name, **kwargs), at=paper_cuts(name))

@@ -6,14 +6,16 @@ from freewheel.plan._clock import capacity, channel_of
 from freewheel.plan._draw import parse
 from freewheel.plan._picture import save_picture
 from freewheel.plan._plan import Memory, Plan, Versions
-from freewheel.plan._schedule import ORDERS, WEIGHTS, Order, Schedule, Weights
+from freewheel.plan._schedule import CREDITS, ORDERS, WEIGHTS, Credit, Order, Schedule, Weights
 from freewheel.plan._streams import stream
 
 __all__ = [
+    "CREDITS",
     "DIRECTION",
     "ORDERS",
     "WEIGHTS",
     "Action",
+    "Credit",
     "Memory",
     "Op",
     "Order",

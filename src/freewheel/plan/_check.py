@@ -70,6 +70,7 @@ class _Stage:
         self.first, self.last = stage == 0, stage == schedule.stages - 1
         self.delay = schedule.delays[stage]
         self.micro = schedule.micro
+        self.chain = schedule.credit == "chain"
         self.done: dict[Op, dict[tuple[int, int], int | None]] = {op: {} for op in Op}
         self._rules: dict[Op, Callable[[Action, tuple[int, int]], str | None]] = {
             Op.FORWARD: self._forward,
@@ -93,7 +94,7 @@ class _Stage:
         return fault
 
     def unfinished(self) -> str | None:
-        for op, count in ((Op.FORWARD, self.micro), (Op.BACKWARD, self.micro), (Op.UPDATE, 1)):
+        for op, count in ((Op.FORWARD, self.micro), (Op.BACKWARD, self.micro * self.chain), (Op.UPDATE, 1)):
             if len(self.done[op]) != self.batches * count:
                 return f"{len(self.done[op])} of {self.batches * count} {op.name.lower()}s are there"
         return None
@@ -113,13 +114,15 @@ class _Stage:
         return self._next(Op.FORWARD, unit) or self._sees(action, self.version, "the newest there is")
 
     def _recompute(self, action: Action, unit: tuple[int, int]) -> str | None:
-        if self.schedule.weights != "recompute" or not self.delay:
+        if not self.chain or self.schedule.weights != "recompute" or not self.delay:
             return "only a late stage under weights='recompute' redoes a forward"
         if unit not in self.done[Op.FORWARD] or unit in self.done[Op.BACKWARD]:
             return "there is no stored input of that batch"
         return self._sees(action, self.version, "the newest there is")
 
     def _backward(self, action: Action, unit: tuple[int, int]) -> str | None:
+        if not self.chain:
+            return "there are no backwards under credit='forward'"
         if unit not in self.done[Op.FORWARD]:
             return "its forward has not been done"
         if not self.last and unit not in self.done[Op.RECEIVE_GRADIENT]:
@@ -134,24 +137,36 @@ class _Stage:
             fault = self._sees(action, self.done[Op.FORWARD][unit], f"as its forward did (weights={weights!r})")
         else:
             fault = self._sees(action, self.version, f"the newest there is (weights={weights!r})")
+        return fault or (self._stale(unit[0]) if self.micro == 1 else None)
+
+    def _stale(self, batch: int) -> str | None:
+        """Whether the stage has forwarded as far beyond the batch it now learns from as it declares."""
         # Backward-first, the round's own forward is still to come.
         to_come = self.schedule.order == "backward" and self.delay > 0
-        ahead = len(self.done[Op.FORWARD]) // self.micro - 1 - unit[0] + to_come
+        ahead = len(self.done[Op.FORWARD]) // self.micro - 1 - batch + to_come
         drained = len(self.done[Op.FORWARD]) == self.batches * self.micro
-        if not fault and self.micro == 1 and ahead != self.delay and not (drained and ahead <= self.delay + to_come):
+        if ahead != self.delay and not (drained and ahead <= self.delay + to_come):
             return f"the stage has forwarded {ahead} batches beyond it, but the declared delay is {self.delay}"
-        return fault
+        return None
 
     def _update(self, action: Action, unit: tuple[int, int]) -> str | None:
-        if any((unit[0], j) not in self.done[Op.BACKWARD] for j in range(self.micro)):
-            return "its backward has not been done"
+        learns = Op.BACKWARD if self.chain else Op.FORWARD
+        if any((unit[0], j) not in self.done[learns] for j in range(self.micro)):
+            return f"its {learns.name.lower()} has not been done"
+        if not self.chain and not self.last and unit not in self.done[Op.RECEIVE_DERIVATIVE]:
+            return "its directional derivative has not been received"
         if self.schedule.norms and not self.first and unit not in self.done[Op.RECEIVE_CLIP]:
             return "the global gradient norm is not known yet"
-        return self._next(Op.UPDATE, unit) or self._sees(action, self.version, "the newest there is")
+        fault = self._next(Op.UPDATE, unit) or self._sees(action, self.version, "the newest there is")
+        return fault or (None if self.chain else self._stale(unit[0]))
 
     def _message(self, action: Action, unit: tuple[int, int]) -> str | None:
         if action.op is Op.SEND_ACTIVATION and unit not in self.done[Op.FORWARD]:
             return "there is nothing to send: its forward has not been done"
         if action.op is Op.SEND_GRADIENT and unit not in self.done[Op.BACKWARD]:
             return "there is nothing to send: its backward has not been done"
+        if action.op is Op.SEND_DERIVATIVE:
+            known = self.done[Op.FORWARD if self.last else Op.RECEIVE_DERIVATIVE]
+            if (unit[0], self.micro - 1 if self.last else 0) not in known:
+                return "there is nothing to send: its directional derivative is not known here"
         return None

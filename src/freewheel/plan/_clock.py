@@ -34,7 +34,7 @@ def capacity(schedule: Schedule, channel: Channel) -> int:
     letter, boundary = channel
     if letter == "a":
         return schedule.lengths()[boundary][0]
-    if letter == "g":
+    if letter in "gd":
         return schedule.lengths()[boundary][1]
     return 1
 
@@ -104,7 +104,7 @@ def _after(action: Action, clock: int) -> tuple[int, int]:
     """The tick of an action on a stage that is free at `clock`, and when the stage is free again."""
     if action.op in (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD):
         return clock, clock + 1
-    # An update belongs to the tick of the backward before it; a message leaves at the end of it.
+    # An update belongs to the tick of the work before it; a message leaves at the end of it.
     return (clock - 1 if action.op is Op.UPDATE and clock else clock), clock
 
 

@@ -17,7 +17,7 @@ _DEFAULTS = {f.name: f.default for f in fields(Schedule)}
 
 
 def draw(schedule: Schedule, batches: int, streams: Streams, *, mark: Place | None = None) -> str:
-    """The timeline: a column a tick, a row a stage, `!` for the update after a backward, `.` for an idle tick.
+    """The timeline: a column a tick, a row a stage, `!` for the update with the same batch, `.` for an idle tick.
 
     Messages are drawn only where they are not the ones that the work itself calls for. `mark` underlines an action.
     """
@@ -25,6 +25,7 @@ def draw(schedule: Schedule, batches: int, streams: Streams, *, mark: Place | No
         tuple(wire(schedule, stage, [a for a in actions if a.op.is_compute])) == tuple(actions)
         for stage, actions in enumerate(streams)
     )
+    learns = Op.BACKWARD if schedule.credit == "chain" else Op.FORWARD
     when = ticks(schedule, streams)
     marked: tuple[int, int, str] | None = None
     cells: list[dict[int, list[str]]] = [{} for _ in streams]
@@ -33,7 +34,7 @@ def draw(schedule: Schedule, batches: int, streams: Streams, *, mark: Place | No
         for i, action in enumerate(actions):
             words = cells[stage].setdefault(when[stage][i], [])
             here = mark == (stage, i)
-            follows = words and before is not None and before.op is Op.BACKWARD and before.batch == action.batch
+            follows = words and before is not None and before.op is learns and before.batch == action.batch
             if plain and follows and action.op is Op.UPDATE and action.version == updates and not here:
                 words[-1] += "!"
             elif action.op.is_compute or not plain or here:
@@ -159,10 +160,12 @@ def _one_of(*values: str):
 
 
 _READERS: dict[str, Any] = {
+    "credit": _one_of("chain", "forward"),
     "delays": _numbers,
     "order": _one_of("forward", "backward"),
     "weights": _one_of("stash", "recompute", "current", "predict"),
     "micro": int,
+    "along": int,
     "ahead": _numbers,
     "turns": lambda text: text == "yes",
     "norms": lambda text: text == "yes",

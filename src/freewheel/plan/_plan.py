@@ -15,7 +15,10 @@ from freewheel.plan._streams import stream
 
 
 class Versions(NamedTuple):
-    """The weight versions that a batch's forward and its backward see at one stage."""
+    """The weight versions that a batch's forward and its backward see at one stage.
+
+    Under forward credit there is no backward, and the derivative is taken at the forward's.
+    """
 
     forward: int
     backward: int
@@ -85,7 +88,8 @@ class Plan:
 
         - `forward`: the first stage forwards nothing new before the last stage has forwarded the unit before.
         - `backward`: the last stage goes backward on nothing new before the first stage has done the unit before.
-        - `update`: the first stage forwards no new batch before the last stage has gone backward on the one before.
+        - `update`: the first stage forwards no new batch before the last stage has gone backward on the one before
+          (has forwarded it, where there are no backwards).
 
         The unit is the micro-batch where there are any, otherwise the batch.
         """
@@ -104,10 +108,11 @@ class Plan:
             pairs = [(mine, theirs[n][0]) for n, (mine, _) in enumerate(ours[1:])]
             return all(history[stage, mine][other] > their for mine, their in pairs)
 
+        chain = self.schedule.credit == "chain"
         found = {
             "forward": ordered(Op.FORWARD, 0, Op.FORWARD, last, batchwise=False),
-            "backward": ordered(Op.BACKWARD, last, Op.BACKWARD, 0, batchwise=False),
-            "update": ordered(Op.FORWARD, 0, Op.BACKWARD, last, batchwise=True),
+            "backward": chain and ordered(Op.BACKWARD, last, Op.BACKWARD, 0, batchwise=False),
+            "update": ordered(Op.FORWARD, 0, Op.BACKWARD if chain else Op.FORWARD, last, batchwise=True),
         }
         return frozenset(lock for lock, held in found.items() if held)
 
@@ -118,13 +123,15 @@ class Plan:
         if not 0 <= batch < self.batches:
             raise ValueError(f"batch={batch}: this plan has batches 0 to {self.batches - 1}")
         seen = {a.op: a.version for a in self.streams[stage] if a.batch == batch and a.version is not None}
-        return Versions(seen[Op.FORWARD], seen[Op.BACKWARD])
+        return Versions(seen[Op.FORWARD], seen.get(Op.BACKWARD, seen[Op.FORWARD]))
 
     def memory(self) -> tuple[Memory, ...]:
         """The most each stage holds at once: stored inputs, graphs and weight copies."""
         return tuple(self._memory(stage) for stage in range(self.schedule.stages))
 
     def _memory(self, stage: int) -> Memory:
+        if self.schedule.credit == "forward":
+            return Memory(0, 0, 1)
         late = self.schedule.delays[stage] > 0
         replays = late and self.schedule.weights == "recompute"
         copies = late and self.schedule.weights in ("stash", "predict")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+Credit = Literal["chain", "forward"]
 Order = Literal["forward", "backward"]
 Weights = Literal["stash", "recompute", "current", "predict"]
+CREDITS: tuple[Credit, ...] = ("chain", "forward")
 ORDERS: tuple[Order, ...] = ("forward", "backward")
 WEIGHTS: tuple[Weights, ...] = ("stash", "recompute", "current", "predict")
 
@@ -17,10 +19,13 @@ class Schedule:
 
     Args:
         name: The method's name, for the drawing.
+        credit: Where a stage's learning signal comes from: the gradient of the next stage (`chain`), or a directional
+            derivative from the last one (`forward`), in which case there are no backwards.
         delays: For each stage, how many batches it has forwarded beyond the one it learns from.
         order: What a stage does first in each round, its forward or its backward.
         weights: Which weights a late backward sees.
-        micro: Micro-batches a batch is cut into; more than one needs zero delays.
+        micro: Micro-batches a batch is cut into; more than one needs zero delays under `chain`.
+        along: The dimension it is cut along: 0, the samples; 1, time.
         ahead: With micro-batches, how many a stage forwards before it goes backward, beyond the one it learns from.
         turns: Whether every stage waits until all later ones have forwarded the batch (the forward lock).
         norms: Whether gradient norms are shared before an update, for clipping by the global norm.
@@ -29,10 +34,12 @@ class Schedule:
     """
 
     name: str = "pipeline"
+    credit: Credit = "chain"
     delays: tuple[int, ...]
     order: Order = "forward"
     weights: Weights = "stash"
     micro: int = 1
+    along: int = 0
     ahead: tuple[int, ...] = ()
     turns: bool = False
     norms: bool = False
@@ -56,8 +63,10 @@ class Schedule:
         """
         if self.queues:
             return self.queues
-        each = [max(1, a - b + 1, self.micro) for a, b in zip(self.delays, self.delays[1:])]
-        return tuple((n, n) for n in each)
+        gaps = [a - b + 1 for a, b in zip(self.delays, self.delays[1:])]
+        if self.credit == "forward" and self.micro > 1:  # a piece is passed on while the next one is computed
+            return tuple((1, gap) for gap in gaps)
+        return tuple((max(1, gap, self.micro), max(1, gap, self.micro)) for gap in gaps)
 
     def with_slack(self, slack: int) -> Schedule:
         """The same schedule with every queue longer by `slack`."""

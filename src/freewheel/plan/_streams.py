@@ -41,6 +41,8 @@ def alternate(units: Iterable[int], delay: int, order: Order) -> Iterator[tuple[
 
 def compute(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:
     """A stage's forwards, recomputations, backwards and updates, with the versions each one sees."""
+    if schedule.credit == "forward":
+        return _without_backward(schedule, stage, batches)
     if schedule.micro > 1:
         return _flushed(schedule, stage, batches)
     return _delayed(schedule, stage, batches)
@@ -71,10 +73,23 @@ def _flushed(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator
         yield Action(Op.UPDATE, n, n)
 
 
+def _without_backward(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:
+    pieces = range(schedule.micro) if schedule.micro > 1 else (None,)
+    version = 0
+    for op, n in alternate(batches, schedule.delays[stage], schedule.order):
+        if op == "F":
+            for j in pieces:
+                yield Action(Op.FORWARD, n, version, j)
+        else:
+            yield Action(Op.UPDATE, n, version)
+            version += 1
+
+
 def wire(schedule: Schedule, stage: int, actions: Iterable[Action]) -> Iterator[Action]:
     """Adds the messages: whatever is needed is received just before its use, whatever is made is sent at once.
 
-    The recomputation of a forward needs no gradient, so the gradient is received after it.
+    The recomputation of a forward needs no gradient, so the gradient is received after it. A directional derivative is
+    passed on before the stage itself learns from it, so that nobody waits for an update.
     """
     first, last = stage == 0, stage == schedule.stages - 1
     for action in actions:
@@ -95,14 +110,18 @@ def wire(schedule: Schedule, stage: int, actions: Iterable[Action]) -> Iterator[
             yield action
             if not first:
                 yield Action(Op.SEND_GRADIENT, n, None, j)
-        elif op is Op.UPDATE and schedule.norms:
-            if not last:
+        elif op is Op.UPDATE:
+            if schedule.credit == "forward" and not last:
+                yield Action(Op.RECEIVE_DERIVATIVE, n)
+            if schedule.credit == "forward" and not first:
+                yield Action(Op.SEND_DERIVATIVE, n)
+            if schedule.norms and not last:
                 yield Action(Op.RECEIVE_NORMS, n)
-            if not first:
+            if schedule.norms and not first:
                 yield Action(Op.SEND_NORMS, n)
                 yield Action(Op.RECEIVE_CLIP, n)
             yield action
-            if not last:
+            if schedule.norms and not last:
                 yield Action(Op.SEND_CLIP, n)
         else:
             yield action

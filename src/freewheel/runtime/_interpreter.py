@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from freewheel.plan import Action, Op, stream
 from freewheel.runtime._channels import Channel, ClosedError
 from freewheel.runtime._feed import Feed
-from freewheel.stage import Gradients, Stage
+from freewheel.runtime._pieces import cut_in_samples, cut_in_time
+from freewheel.stage import ChainStage, ForwardStage, Gradients, Stage
 
 Unit = tuple[int, int]
 NOT_FINITE = "lower the learning rate, clip gradients (clip=1.0), or look for broken values in the data"
@@ -81,7 +81,7 @@ class Interpreter:
         self.stage = stage
         self._feed, self._inputs, self._targets, self._links = feed, inputs, targets, links
         self._on_part, self._states = on_part, states
-        self._micro = stage.options.schedule.micro
+        self._schedule = stage.options.schedule
         self._received: dict[Unit, Any] = {}  # activations, and at the first stage the batches
         self._expected: dict[Unit, tuple[Any, int, float]] = {}  # targets, sizes and shares of the batch
         self._activation: Any = None  # to send
@@ -93,24 +93,55 @@ class Interpreter:
         self._seen: dict[int, int] = {}  # batch -> version that its forward saw
         self._verbs: dict[Op, Callable[[Unit], None]] = {
             Op.FORWARD: self._forward,
-            Op.RECOMPUTE: stage.recompute,
-            Op.BACKWARD: self._backward,
             Op.UPDATE: self._update,
             Op.SEND_ACTIVATION: lambda unit: links[Op.SEND_ACTIVATION].put(self._activation),
             Op.RECEIVE_ACTIVATION: lambda unit: self._received.update({unit: links[Op.RECEIVE_ACTIVATION].get()}),
-            Op.SEND_GRADIENT: lambda unit: links[Op.SEND_GRADIENT].put(self._backed),
-            Op.RECEIVE_GRADIENT: self._receive_gradient,
             Op.SEND_TURN: lambda unit: links[Op.SEND_TURN].put(unit),
             Op.RECEIVE_TURN: lambda unit: links[Op.RECEIVE_TURN].get(),
             Op.SEND_NORMS: lambda unit: links[Op.SEND_NORMS].put(self._all_norms()),
             Op.RECEIVE_NORMS: self._receive_norms,
             Op.SEND_CLIP: lambda unit: links[Op.SEND_CLIP].put(self._norm),
             Op.RECEIVE_CLIP: self._receive_clip,
+            **(self._chain(stage) if isinstance(stage, ChainStage) else {}),
+            **(self._derived(stage) if isinstance(stage, ForwardStage) else {}),
+        }
+
+    def _chain(self, stage: ChainStage) -> dict[Op, Callable[[Unit], None]]:
+        """What the chain rule adds: gradients come from the next stage and go to the one before."""
+
+        def backward(unit: Unit) -> None:
+            self._backed = stage.backward(unit, self._gradients)
+            self._gradients = None
+
+        def receive(unit: Unit) -> None:
+            self._gradients = self._links[Op.RECEIVE_GRADIENT].get()
+
+        return {
+            Op.RECOMPUTE: stage.recompute,
+            Op.BACKWARD: backward,
+            Op.SEND_GRADIENT: lambda unit: self._links[Op.SEND_GRADIENT].put(self._backed),
+            Op.RECEIVE_GRADIENT: receive,
+        }
+
+    def _derived(self, stage: ForwardStage) -> dict[Op, Callable[[Unit], None]]:
+        """What forward gradients add: directional derivatives go from the last stage to all."""
+
+        def update(unit: Unit) -> None:
+            stage.derivatives(unit[0])
+            self._update(unit)
+
+        def receive(unit: Unit) -> None:
+            stage.learn(unit[0], self._links[Op.RECEIVE_DERIVATIVE].get())
+
+        return {
+            Op.UPDATE: update,
+            Op.SEND_DERIVATIVE: lambda unit: self._links[Op.SEND_DERIVATIVE].put(stage.derivatives(unit[0])),
+            Op.RECEIVE_DERIVATIVE: receive,
         }
 
     def actions(self) -> Iterator[Action]:
         """The stage's stream, for as many batches as the feed announces."""
-        return stream(self.stage.options.schedule, self.stage.index, self._feed.numbers())
+        return stream(self._schedule, self.stage.index, self._feed.numbers())
 
     def ready(self, action: Action) -> bool:
         """Whether `execute` would not have to wait."""
@@ -145,17 +176,19 @@ class Interpreter:
 
     def _fetch(self, batch: int) -> None:
         """Takes a batch from the feed, in micro-batches: its input at the first stage, its target at the last."""
+        cut = cut_in_time if self._schedule.along else cut_in_samples
         if self._inputs is not None:
             x, size = self._inputs.get()
-            for j, piece in enumerate(_pieces(x, size, self._micro, "input")):
+            for j, (piece, _, _) in enumerate(cut(x, size, self._schedule.micro, "input")):
                 self._received[batch, j] = piece
         if self._targets is not None:
             target, size = self._targets.get()
-            for j, piece in enumerate(_pieces(target, size, self._micro, "target")):
-                part = size // self._micro + (j < size % self._micro)
-                self._expected[batch, j] = (piece, part, part / size)
+            for j, piece in enumerate(cut(target, size, self._schedule.micro, "target")):
+                self._expected[batch, j] = piece
 
     def _forward(self, unit: Unit) -> None:
+        if unit[1] == 0 and unit[0] and self._feed.is_cut(unit[0] - 1):
+            self.stage.epoch += 1
         self._seen[unit[0]] = self.stage.version
         x = self._received.pop(unit)
         if not self.stage.is_last:
@@ -166,19 +199,12 @@ class Interpreter:
         if loss is not None and loss.device.type == "cpu" and not math.isfinite(loss.item()):
             raise FloatingPointError(f"the loss is {loss.item()}: {NOT_FINITE}")
 
-    def _backward(self, unit: Unit) -> None:
-        self._backed = self.stage.backward(unit, self._gradients)
-        self._gradients = None
-
     def _update(self, unit: Unit) -> None:
         self._gaps += self.stage.version - self._seen.pop(unit[0])
         self._updates += 1
-        if self.stage.options.schedule.norms and self.stage.index == 0:
+        if self._schedule.norms and self.stage.index == 0:
             self._norm = torch.linalg.vector_norm(self._all_norms())
         self.stage.update(self._norm)
-
-    def _receive_gradient(self, unit: Unit) -> None:
-        self._gradients = self._links[Op.RECEIVE_GRADIENT].get()
 
     def _receive_norms(self, unit: Unit) -> None:
         self._norms = self._links[Op.RECEIVE_NORMS].get()
@@ -198,20 +224,3 @@ class Interpreter:
         stage.losses = []
         self._busy, self._gaps, self._updates = 0.0, 0, 0
         return part
-
-
-def _pieces(tree: Any, size: int, micro: int, what: str) -> list[Any]:
-    """A batch cut into micro-batches along its first dimension; None for those a small batch has no samples for."""
-    if micro == 1:
-        return [tree]
-    for tensor in tree_leaves(tree):
-        if not isinstance(tensor, Tensor) or not tensor.dim() or tensor.shape[0] != size:
-            raise ValueError(
-                f"micro={micro} cuts a batch along its first dimension, but this {what} is not a tensor of {size} rows"
-            )
-    out: list[Any] = []
-    for j in range(micro):
-        start = j * (size // micro) + min(j, size % micro)
-        stop = start + size // micro + (j < size % micro)
-        out.append(tree_map(lambda t, a=start, b=stop: t[a:b], tree) if stop > start else None)
-    return out

@@ -1,5 +1,6 @@
 """Stages: a module, its optimizer, its weight versions, and the corrections of its gradient and step."""
 
+from freewheel.stage._chain import ChainStage
 from freewheel.stage._corrections import (
     Accumulate,
     Correction,
@@ -11,19 +12,23 @@ from freewheel.stage._corrections import (
     Site,
     StalenessStep,
 )
-from freewheel.stage._random import seed_of
+from freewheel.stage._forward import ForwardStage
+from freewheel.stage._recurrent import Recurrent
 from freewheel.stage._stage import Loss, Stage, StageOptions
 from freewheel.stage._state import load_tensors
 from freewheel.stage._trees import homes, to_device
 
 __all__ = [
     "Accumulate",
+    "ChainStage",
     "Correction",
     "DelayCompensation",
     "Discrepancy",
+    "ForwardStage",
     "Gradients",
     "Hooks",
     "Loss",
+    "Recurrent",
     "Shrink",
     "Site",
     "Stage",
@@ -31,6 +36,5 @@ __all__ = [
     "StalenessStep",
     "homes",
     "load_tensors",
-    "seed_of",
     "to_device",
 ]

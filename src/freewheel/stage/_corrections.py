@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,7 +62,8 @@ class Hooks:
 class Correction(ABC):
     """A transform of the gradient or of the step."""
 
-    weights: tuple[str, ...] = ()  # the values of `weights` that it makes sense with; none means any
+    weights: ClassVar[tuple[str, ...]] = ()  # the values of `weights` that it makes sense with; none means any
+    credits: ClassVar[tuple[str, ...]] = ("chain",)  # the values of `credit` that it makes sense with
 
     @abstractmethod
     def attach(self, site: Site) -> Hooks:
@@ -109,6 +110,7 @@ class StalenessStep(Correction):
     """
 
     anneal: float = math.inf
+    credits = ("chain", "forward")
 
     def __post_init__(self) -> None:
         if not self.anneal >= 0:
@@ -227,6 +229,7 @@ class Accumulate(Correction):
     """
 
     every: int
+    credits = ("chain", "forward")
 
     def __post_init__(self) -> None:
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:

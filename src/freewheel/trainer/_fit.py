@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 from freewheel._malloc import keep_freed_memory
+from freewheel._seeds import seed_of
 from freewheel.runtime import NOT_FINITE, Cut, Feed, Run
-from freewheel.stage import Stage, load_tensors, seed_of
+from freewheel.stage import Stage, load_tensors
 from freewheel.trainer._evaluate import Metric, evaluate
 from freewheel.trainer._history import Epoch, History, mean_loss
 from freewheel.trainer._progress import Progress
@@ -67,6 +68,7 @@ def fit(
     callbacks: Sequence[Callback],
     progress: bool | None,
     batches_before: int,
+    epochs_before: int,
 ) -> History:
     """Trains the stages; see `Trainer.fit`."""
     modules = [stage.module for stage in stages]
@@ -96,7 +98,7 @@ def fit(
 
     keep_freed_memory()
     for stage in stages:
-        stage.begin(batches_before)
+        stage.begin(batches_before, epochs_before)
     run = Run(stages, feed, on_cut=on_cut, states=watched, threads=threads)
     try:
         with bar, _train_mode(modules), _seeded(seed_of(options.seed, batches_before)), _interruptible(feed):

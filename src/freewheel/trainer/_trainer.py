@@ -15,7 +15,7 @@ from freewheel.methods import method as find_method
 from freewheel.plan import Plan
 from freewheel.runtime import RUNTIMES
 from freewheel.split import Stages
-from freewheel.stage import Loss, Stage, StageOptions, homes
+from freewheel.stage import ChainStage, ForwardStage, Loss, StageOptions, homes
 from freewheel.trainer._checks import (
     OptimizerFactory,
     check_autocast,
@@ -104,6 +104,7 @@ class Trainer:
         self._options = StageOptions(
             schedule=schedule,
             corrections=tuple(pipeline.corrections),
+            tangents=pipeline.tangents,
             loss=loss,
             clip=clip,
             autocast=autocast,
@@ -111,11 +112,16 @@ class Trainer:
         )
         optimizers = make_optimizers(optimizer, modules)
         schedulers = [None if scheduler is None or o is None else scheduler(o) for o in optimizers]
+        kind = ChainStage if schedule.credit == "chain" else ForwardStage
         self._stages = [
-            Stage(k, module, home, self._options, optimizers[k], schedulers[k])
+            kind(k, module, home, self._options, optimizers[k], schedulers[k])
             for k, (module, home) in enumerate(zip(modules, homes(modules)))
         ]
-        self._batches = 0
+        names = {id(p): name for name, p in self._model.named_parameters()}
+        for stage in self._stages:
+            if isinstance(stage, ForwardStage):
+                stage.name_parameters(names)
+        self._batches = self._epochs = 0
         self._running = False
 
     @property
@@ -189,8 +195,10 @@ class Trainer:
                 callbacks=callbacks,
                 progress=progress,
                 batches_before=self._batches,
+                epochs_before=self._epochs,
             )
         finally:
             self._running = False
         self._batches += history.batches
+        self._epochs += len(history.epochs)
         return history

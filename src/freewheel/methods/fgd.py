@@ -1,0 +1,197 @@
+"""Forward gradients: `fgd`, its pipeline `asyncfgd`, and the ways to run it in parallel that it is compared with.
+
+Papers: Zhao et al., Accelerated on-device forward neural network training with module-wise descending asynchronism,
+2023; on forward gradients, Baydin et al., Gradients without backpropagation, 2022.
+
+One pass of dual numbers (h, o) through the stages, with tangents u_k ~ N(0, I) on the weights and o_0 = 0 (eq. 3, 4):
+
+    h_{k+1} = f_k(h_k; w_k),    o_{k+1} = ∂f_k/∂h · o_k + ∂f_k/∂w · u_k
+
+The last stage forms the directional derivative d = ⟨∂loss/∂h_K, o_K⟩, and every stage takes d·u_k as its gradient. Its
+expectation is the true one (lemma 3.1):
+
+    w_k ← w_k - lr · d(n) · u_k(n)
+
+There is no backward, and nothing is held between the forward and the update but the seed of u_k. In `asyncfgd` stage k
+forwards batch n at version max(0, n - (K-1-k)) (lemma 5.3; eq. 6 counts from the time a batch leaves the last stage):
+
+| stage | 0   | … | k     | … | K-1 |
+| m_k   | K-1 | … | K-1-k | … | 0   |
+
+    plan asyncfgd: credit=forward delays=2,1,0 batches=4
+    time     0     1     2          3          4          5
+    stage 0  F0@0  F1@0  F2@0 U0@0  F3@1 U1@1  U2@2       U3@3
+    stage 1  .     F0@0  F1@0 U0@0  F2@1 U1@1  F3@2 U2@2  U3@3
+    stage 2  .     .     F0@0!      F1@1!      F2@2!      F3@3!
+
+`fgd` and `fgd-mp` have zero delays; they differ only in whether the stages are on workers of their own, which a plan
+does not say:
+
+    plan fgd: credit=forward delays=0,0 batches=3
+    time     0     1      2     3      4     5
+    stage 0  F0@0  U0@0   F1@1  U1@1   F2@2  U2@2
+    stage 1  .     F0@0!  .     F1@1!  .     F2@2!
+
+`fgd-sync` is a synchronous pipeline of micro-batches that share the batch's tangents, so that it computes what `fgd`
+does; in `fgd-dp` each piece of the batch has tangents of its own, as the replicas of data parallelism have, and all that
+they tell each other is a seed and a number each:
+
+    plan fgd-sync: credit=forward delays=0,0 micro=3 batches=2
+    time     0       1       2       3        4       5       6       7
+    stage 0  F0.0@0  F0.1@0  F0.2@0  U0@0     F1.0@1  F1.1@1  F1.2@1  U1@1
+    stage 1  .       F0.0@0  F0.1@0  F0.2@0!  .       F1.0@1  F1.1@1  F1.2@1!
+
+Recurrent nets (appendix G.3): with `steps`, a batch of sequences is cut along time, each stage keeps the state (s, o_s)
+of its own layers (`fw.Recurrent`), loss and d add up over the sequence, and tangents are drawn once for it. All time
+steps of a sequence see the same version; the pipeline runs over time steps, so that one sequence of delay is enough:
+
+    plan asyncfgd: credit=forward delays=1,0 micro=3 along=1 batches=2
+    time     0       1       2       3        4       5            6
+    stage 0  F0.0@0  F0.1@0  F0.2@0  F1.0@0   F1.1@0  F1.2@0 U0@0  U1@1
+    stage 1  .       F0.0@0  F0.1@0  F0.2@0!  F1.0@1  F1.1@1       F1.2@1!
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from freewheel._errors import whole_number
+from freewheel.methods._method import Method, Pipeline
+from freewheel.tangents import Direction, Distribution, Perturb, Scale, Tangents
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Forward(Method):
+    """The options that all forward gradients share; see `fw.Tangents`."""
+
+    distribution: Distribution = "gaussian"
+    tangents: int = 1
+    checkpoint: bool = True
+    direction: Direction | None = None
+    scale: Scale = 1.0
+    perturb: Perturb = "weights"
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        self._tangents()
+
+    def _tangents(self, each: Literal["batch", "micro"] = "batch") -> Tangents:
+        return Tangents(
+            distribution=self.distribution,
+            tangents=self.tangents,
+            checkpoint=self.checkpoint,
+            direction=self.direction,
+            scale=self.scale,
+            perturb=self.perturb,
+            compile=self.compile,
+            each=each,
+        )
+
+    def _pipeline(self, **choices: Any) -> Pipeline:
+        choices.setdefault("tangents", self._tangents())
+        return Pipeline(title=self.name, credit="forward", **choices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FGD(_Forward):
+    """Forward gradients, one stage at a time. The forward and the update lock remain.
+
+    Args:
+        distribution: What tangents are drawn from: `gaussian`, `rademacher` (±1) or `sphere` (of radius √d).
+        tangents: How many of them a step averages.
+        checkpoint: Whether only their seeds are kept until the update.
+        direction: A function of (batch, stage, parameters by name) that gives one's own tangents, by name.
+        scale: α: a number, a dict of numbers by name pattern, or a function of the epoch; 0 freezes.
+        perturb: What tangents move, `weights` or `activations`.
+        compile: Whether each stage's dual pass is compiled.
+        steps: Pieces that sequences are cut into along time; 1 takes them whole.
+    """
+
+    name: ClassVar[str] = "fgd"
+
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number("steps", self.steps, least=1)
+
+    def pipeline(self, k: int) -> Pipeline:
+        """Zero delays."""
+        return self._pipeline(delays=(0,) * k, micro=self.steps, along=int(self.steps > 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FGDMP(_Forward):
+    """Forward gradients with the stages on workers of their own, still one at a time: `fgd` by its plan."""
+
+    name: ClassVar[str] = "fgd-mp"
+
+    def pipeline(self, k: int) -> Pipeline:
+        """Zero delays."""
+        return self._pipeline(delays=(0,) * k)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FGDSync(_Forward):
+    """Forward gradients in a synchronous pipeline of micro-batches. The update lock remains.
+
+    Args:
+        micro: Micro-batches M that each batch is cut into.
+    """
+
+    name: ClassVar[str] = "fgd-sync"
+
+    micro: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number("micro", self.micro, least=1)
+
+    def pipeline(self, k: int) -> Pipeline:
+        """Zero delays, micro-batches with the batch's tangents."""
+        return self._pipeline(delays=(0,) * k, micro=self.micro)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FGDDP(_Forward):
+    """Data-parallel forward gradients: each piece of the batch has tangents of its own. The update lock remains.
+
+    Args:
+        replicas: Pieces R that each batch is cut into.
+    """
+
+    name: ClassVar[str] = "fgd-dp"
+
+    replicas: int = 2
+
+    def __post_init__(self) -> None:
+        whole_number("replicas", self.replicas, least=1)
+        self._tangents("micro")
+
+    def pipeline(self, k: int) -> Pipeline:
+        """Zero delays, micro-batches with their own tangents."""
+        return self._pipeline(delays=(0,) * k, micro=self.replicas, tangents=self._tangents("micro"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsyncFGD(_Forward):
+    """Forward gradients, pipelined with stale weights. No lock remains.
+
+    Args:
+        steps: Pieces that sequences are cut into along time; 1 takes them whole.
+    """
+
+    name: ClassVar[str] = "asyncfgd"
+
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number("steps", self.steps, least=1)
+
+    def pipeline(self, k: int) -> Pipeline:
+        """Delays K-1-k; over time steps, one sequence at every stage but the last."""
+        if self.steps > 1:
+            return self._pipeline(delays=(1,) * (k - 1) + (0,), micro=self.steps, along=1)
+        return self._pipeline(delays=tuple(range(k - 1, -1, -1)))

@@ -1,0 +1,146 @@
+"""Weights from a file, for all of a network but its head."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from freewheel.models._mobile import torchvision_spelling
+
+_HOW = "write one with torch.save(model.state_dict(), file)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """What `load_pretrained` did.
+
+    Attributes:
+        loaded: names of the parameters and buffers that came from the file.
+        new: those of the model that did not, and are as they were.
+        ignored: names in the file that were not used.
+    """
+
+    loaded: tuple[str, ...]
+    new: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """One line.
+
+        Example:
+            >>> print(Pretrained(loaded=("conv.weight",), new=("fc.weight", "fc.bias"), ignored=()))
+            loaded 1 of 3 tensors; new: fc.weight, fc.bias; ignored: none
+        """
+        total = len(self.loaded) + len(self.new)
+        return f"loaded {len(self.loaded)} of {total} tensors; new: {_few(self.new)}; ignored: {_few(self.ignored)}"
+
+
+def load_pretrained(
+    model: nn.Module, path: str | os.PathLike[str], *, head: str | None = None, strict: bool = True
+) -> Pretrained:
+    """Load the weights of a state dict into a model, in place. The head may be missing or of another size.
+
+    The file is read with `torch.load(weights_only=True)`: nothing in it is run. The model is changed only
+    once all is known to fit.
+
+    Args:
+        model: the network, not yet trained.
+        path: a file that `torch.save(model.state_dict(), path)` wrote.
+        head: the layers that stay new unless the file has them in the same shapes: the name of a submodule
+            (`"classifier"`) or a pattern of parameter names (`"*fc*"`); the last `nn.Linear` if not given.
+        strict: whether everything but the head must be in the file, and in the model what is in the file.
+            Shapes must agree either way.
+
+    Example:
+        >>> import tempfile
+        >>> from freewheel.models import build
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "weights.pt"
+        ...     torch.save(build("digits-cnn", num_classes=100).state_dict(), file)
+        ...     print(load_pretrained(build("digits-cnn", num_classes=10), file))
+        loaded 48 of 50 tensors; new: fc.weight, fc.bias; ignored: fc.weight, fc.bias
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a nn.Module, not {type(model).__name__}: load before the model is split")
+    own = model.state_dict()
+    head_of = _head(model, head, own)
+    file = torchvision_spelling(_read(path))
+
+    in_head = {key for key in (*own, *file) if head_of(key)}
+    fits = all(key in own and key in file and own[key].shape == file[key].shape for key in in_head)
+    skipped = set() if fits else in_head
+    missing = [key for key in own if key not in file and key not in skipped]
+    left = [key for key in file if key not in own and key not in skipped]
+    if strict and (missing or left):
+        raise ValueError(
+            f"path={str(path)!r} is for another network: missing {_few(missing)}, not in the model {_few(left)}: "
+            "build the network that it was saved from, or pass strict=False to load what is there"
+        )
+    loaded = [key for key in own if key in file and key not in skipped]
+    for key in loaded:
+        if own[key].shape != file[key].shape:
+            raise ValueError(
+                f"path={str(path)!r}: {key} is {tuple(file[key].shape)} in the file but {tuple(own[key].shape)} in the "
+                "model: build the network that it was saved from, or name the layers that may differ with head="
+            )
+    if not loaded:
+        raise ValueError(f"path={str(path)!r} has no weights for this model, only {_few(file)}: give another file")
+    model.load_state_dict({key: file[key] for key in loaded}, strict=False)
+    return Pretrained(
+        loaded=tuple(loaded),
+        new=tuple(key for key in own if key not in set(loaded)),
+        ignored=tuple(key for key in file if key not in set(loaded)),
+    )
+
+
+def _head(model: nn.Module, head: str | None, own: Iterable[str]) -> Callable[[str], bool]:
+    """Whether a name belongs to the head, as a function."""
+    if head is None:
+        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        return (lambda key: key.startswith(f"{linear[-1]}.")) if linear else (lambda key: False)
+    if not isinstance(head, str):
+        raise TypeError(f"head must be the name of a submodule or a pattern such as '*fc*', got {head!r}")
+
+    def matches(key: str) -> bool:
+        return key.startswith(f"{head}.") or fnmatchcase(key, head)
+
+    if not any(map(matches, own)):
+        raise ValueError(f"head={head!r} is no layer of the model: give one of {_few(dict(model.named_children()))}")
+    return matches
+
+
+def _read(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
+    """The state dict in a file."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must be the path of a file of weights, got {type(path).__name__} {path!r:.80}")
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"path={str(path)!r}: there is no such file; {_HOW}")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError):
+        raise ValueError(
+            f"path={str(path)!r} is not a state dict of tensors alone, and nothing else is unpickled: {_HOW}"
+        ) from None
+    if not isinstance(state, Mapping):
+        raise ValueError(f"path={str(path)!r} holds a {type(state).__name__} instead of a state dict: {_HOW}")
+    for key, value in state.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            raise ValueError(
+                f"path={str(path)!r}: a state dict maps names to tensors, but {key!r} to {type(value).__name__}: {_HOW}"
+            )
+    return state
+
+
+def _few(names: Iterable[str]) -> str:
+    """The first names, and how many more there are."""
+    known = list(names)
+    if len(known) > 4:
+        known[3:] = [f"and {len(known) - 3} more"]
+    return ", ".join(known) or "none"

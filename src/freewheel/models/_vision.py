@@ -1,0 +1,66 @@
+"""Five networks of torchvision, and where AsyncFGD cuts them in four (appendix H.2.2 and H.3.2)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from torch import nn
+
+from freewheel._errors import whole_number
+from freewheel.models._adapt import adapted
+
+# Where the second, third and fourth stage begin; what precedes the blocks is in the first stage, what
+# follows them in the last. The paper counts 13 layers in the core of MobileNetV3-Small, which has 11
+# bottlenecks: they are taken for the 13 children of `features`, so with the convolutions at its two ends.
+CUTS = {
+    "resnet18": ("layer2", "layer3", "layer4"),
+    "efficientnet_b0": ("features.2", "features.4", "features.7"),
+    "mobilenet_v3_small": ("features.3", "features.7", "features.11"),
+    "mnasnet0_5": ("layers.8", "layers.10", "layers.13"),
+    "shufflenet_v2_x0_5": ("stage2", "stage3", "stage4"),
+}
+
+
+def torchvision_net(
+    *, net: str, resize: int | None = None, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 224, 224)
+) -> nn.Sequential:
+    """A network of torchvision as an `nn.Sequential`, with its layers, parameter names and results.
+
+    ReLUs and the like are not in place. It needs torchvision, the extra `vision`.
+
+    Args:
+        net: a name in `CUTS`.
+        resize: enlarge or shrink images to so many rows and columns first.
+        num_classes: outputs of the classifier.
+        in_shape: channels (1 or 3), height and width of an image; one grey channel is repeated.
+    """
+    layers, channels = adapted(in_shape, resize)
+    if channels != 3:
+        raise ValueError(f"in_shape={in_shape}: the networks of torchvision take 1 or 3 channels, not {channels}")
+    classes = whole_number("num_classes", num_classes, least=1)
+    whole = _torchvision(net).get_model(net, weights=None, num_classes=classes)
+    *body, (head, classifier) = whole.named_children()
+    layers.update(body)
+    layers.setdefault("avgpool", nn.AdaptiveAvgPool2d(1))
+    layers["flatten"] = nn.Flatten()
+    layers[head] = classifier
+    model = nn.Sequential(layers)
+    for module in model.modules():
+        if isinstance(module, nn.ReLU | nn.SiLU | nn.Hardswish | nn.Dropout):
+            module.inplace = False
+    return model
+
+
+def _torchvision(net: str) -> Any:
+    try:
+        return importlib.import_module("torchvision.models")
+    except ImportError:
+        raise ModuleNotFoundError(
+            f"model 'torchvision/{net}' needs torchvision: pip install 'freewheel[vision]'", name="torchvision"
+        ) from None
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"model 'torchvision/{net}': the torchvision that is installed does not fit the installed torch ({error}): "
+            "install the two together, pip install --upgrade torch 'freewheel[vision]'"
+        ) from None

@@ -1,0 +1,162 @@
+"""A stage that learns by the chain rule: it takes the gradient from the next stage and passes its own on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from freewheel.stage._corrections import Gradients
+from freewheel.stage._stage import Stage, Tree, Unit, add
+from freewheel.stage._state import scratch_buffers
+from freewheel.stage._trees import Shape, flatten, to_device, unflatten
+from freewheel.stage._weights import Current, Live, Stash, Weights
+
+
+class Graph(NamedTuple):
+    """A forward that waits for its backward."""
+
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    places: list[int | None]  # for each output, which of the gradients it takes; None for the loss
+    weights: Sequence[Tensor]
+    version: int
+
+
+class Stored(NamedTuple):
+    """A forward that will be redone."""
+
+    inputs: Tree
+    target: Tree
+    share: float
+
+
+class ChainStage(Stage):
+    """Forward, recompute, backward and update are its only verbs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.replays = self.delay > 0 and self.options.schedule.weights == "recompute"
+        self._forget()
+
+    def _forget(self) -> None:
+        self._stored: dict[Unit, Stored] = {}
+        self._graphs: dict[Unit, Graph] = {}
+        self._gradients: Gradients = []
+        self._then: Sequence[Tensor] = ()
+
+    def _make_weights(self) -> Weights:
+        schedule = self.options.schedule
+        if not self.delay or schedule.weights == "recompute":
+            return Live(self.module)
+        if schedule.weights == "current":
+            weights = Current(self.module)
+            weights.corrected = self._corrected
+            return weights
+        gap = self.delay - (schedule.order == "backward")
+        return Stash(self.module, predict=gap if schedule.weights == "predict" else 0)
+
+    def _corrected(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        for hook in self.hooks:
+            weights = hook.corrected(weights)
+        return weights
+
+    # -- forward ---------------------------------------------------------------------------------------------------
+
+    def forward(self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0) -> Tree:
+        """Runs the module and keeps its graph, or its input where the forward will be redone."""
+        if x is None:
+            return None
+        if self.replays:
+            self._stored[unit] = Stored(x, target, share)
+            with torch.no_grad():
+                leaves, spec, _ = self._run(unit, x, target)
+        else:
+            leaves, spec = self._record(unit, x, target, share)
+        if self.is_last:
+            loss = leaves[0].detach()
+            self.losses.append((loss, size))
+            return loss
+        return unflatten([t.detach() if isinstance(t, Tensor) else t for t in leaves], spec)
+
+    def recompute(self, unit: Unit) -> None:
+        """Redoes a forward on its stored input with the weights of now.
+
+        The random numbers are those of the forward, and buffers such as running statistics are left as they are.
+        """
+        if unit not in self._stored:
+            return
+        x, target, share = self._stored.pop(unit)
+        with scratch_buffers(self.module):
+            self._record(unit, x, target, share)
+
+    def _record(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
+        """A forward whose graph is kept."""
+        with torch.enable_grad(), self.weights.forward(self.version) as weights:
+            leaves, spec, inputs = self._run(unit, x, target)
+            outputs = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
+            if self.is_last and share != 1.0:
+                outputs = [loss * share for loss in outputs]
+        tensors = [t for t in leaves if isinstance(t, Tensor)]
+        places = [None if self.is_last else i for i, t in enumerate(tensors) if t.requires_grad]
+        self._graphs[unit] = Graph(inputs, outputs, places, weights, self.version)
+        return leaves, spec
+
+    def _run(self, unit: Unit, x: Tree, target: Tree) -> tuple[list[Any], Shape, list[Tensor]]:
+        """The module on its input, the loss behind the last one: flat outputs, and the inputs to differentiate by."""
+        given, shape = flatten(to_device(x, self.device))
+        inputs: list[Tensor] = []
+        if self.index and torch.is_grad_enabled():
+            inputs = [t.requires_grad_() for t in given if isinstance(t, Tensor) and t.is_floating_point()]
+        # Whether the module edits its input is found out on a copy, the first time; from then on only editors get one.
+        used = [t.clone() if isinstance(t, Tensor) else t for t in given] if self._edits else given
+        out = self._call(unit, unflatten(used, shape), target)
+        self._edits = self._edits and any(isinstance(t, Tensor) and t._version > 0 for t in used)
+        leaves, spec = flatten(out)
+        return leaves, spec, inputs
+
+    def _finish(self, out: Tree, target: Tree) -> Tree:
+        return self._loss(out, target)
+
+    # -- backward and update ---------------------------------------------------------------------------------------
+
+    def backward(self, unit: Unit, gradients: Gradients | None) -> Gradients:
+        """Takes the gradient from the next stage, keeps the weights' part, and returns the inputs' part."""
+        graph = self._graphs.pop(unit, None)
+        if graph is None:
+            return ()
+        if gradients is not None:
+            arrived: Gradients = [None if g is None else to_device(g, self.device) for g in gradients]
+            for hook in self.hooks:
+                arrived = hook.receive(arrived)
+            gradients = arrived
+        pairs = [(t, None if i is None else gradients[i]) for t, i in zip(graph.outputs, graph.places)]  # pyright: ignore
+        pairs = [(t, g) for t, g in pairs if self.is_last or g is not None]
+        wanted = [*graph.inputs, *graph.weights]
+        found: Gradients = [None] * len(wanted)
+        if pairs and wanted:
+            with self.weights.backward():
+                found = torch.autograd.grad(
+                    [t for t, _ in pairs],
+                    wanted,
+                    [g for _, g in pairs],
+                    allow_unused=True,  # pyright: ignore
+                )
+        inputs, ours = found[: len(graph.inputs)], found[len(graph.inputs) :]
+        self._gradients = ours if not self._gradients else [add(a, b) for a, b in zip(self._gradients, ours)]
+        self._then = graph.weights
+        self.weights.release(graph.version)
+        return inputs
+
+    def norms(self) -> Tensor:
+        """The norm of each weight's gradient, for clipping by the norm over all stages."""
+        norms = [torch.linalg.vector_norm(g) for g in self._gradients if g is not None]
+        return torch.stack(norms) if norms else torch.zeros(0, device=self.device)
+
+    def update(self, norm: Tensor | None = None) -> None:
+        """Applies the gradient of the last backward."""
+        gradients, then = self._gradients, self._then
+        self._gradients, self._then = [], ()
+        self._apply(gradients, then, norm)

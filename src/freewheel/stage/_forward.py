@@ -1,0 +1,258 @@
+"""A stage that learns from a directional derivative: it runs forwards only, on dual numbers.
+
+::
+
+    stage 0   (x, 0) ──F──▶ (h_1, o_1)          tangents u_k are drawn within F, and once more for the update
+    stage 1                 (h_1, o_1) ──F──▶ (loss, d)
+    d ──▶ every stage: its gradient is d·u_k
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.forward_ad import make_dual, unpack_dual
+
+from freewheel.stage._corrections import Gradients
+from freewheel.stage._recurrent import Recurrent
+from freewheel.stage._stage import Stage, Tree, Unit, add
+from freewheel.stage._state import scratch_buffers
+from freewheel.stage._trees import flatten, to_device, unflatten
+from freewheel.stage._weights import Live, Weights
+from freewheel.tangents import Derivatives, Directions, DualMode, Mover, Source, Waiting, enter_level, leave_level
+
+
+class Dual(NamedTuple):
+    """What a stage passes on: activations, and for each tangent theirs (None for a leaf that has none)."""
+
+    values: Tree
+    tangents: list[list[Tensor | None]]
+
+
+class Found(NamedTuple):
+    """What the last stage finds out about a micro-batch: its part of the loss, and the derivative by each tangent."""
+
+    micro: int
+    loss: Tensor
+    size: int
+    derivatives: Tensor
+
+
+class ForwardStage(Stage):
+    """Forward and update are its only verbs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.tangents = self.options.tangents
+        self._names: Mapping[int, str] = {}
+        self._recurrent = [m for m in self.module.modules() if isinstance(m, Recurrent)]
+        self._cuts_time = self.options.schedule.along == 1
+        self._directions = self._make_directions()
+        self._forget()
+
+    def name_parameters(self, names: Mapping[int, str]) -> None:
+        """Tells which names parameters have in the whole network, by their id: patterns may use these too."""
+        self._names = names
+        self._directions = self._make_directions()
+
+    def _make_directions(self) -> Directions:
+        named = [
+            ((name, f"{self.index}.{name}", *([self._names[id(p)]] if id(p) in self._names else [])), p)
+            for name, p in self.module.named_parameters()
+        ]
+        groups = self.optimizer.param_groups if self.optimizer else ()
+        alphas = {id(p): float(group.get("alpha", 1.0)) for group in groups for p in group["params"]}
+        return Directions(self.tangents, (self.options.seed, self.index), named, alphas, self.device)
+
+    def _make_weights(self) -> Weights:
+        return Live(self.module)
+
+    def begin(self, batches_before: int, epochs_before: int) -> None:
+        """Starts a run; tensors may carry tangents from here on."""
+        super().begin(batches_before, epochs_before)
+        enter_level()
+        self._directions = self._make_directions()
+        self._largest = max((p.numel() for p in self.weights.live), default=0)
+        self._scrubs = True  # whether the module puts tangents into its buffers, as its first forward shows
+        for layer in self._recurrent:
+            layer.stream(self._cuts_time)
+
+    def end(self) -> None:
+        """Ends it."""
+        for layer in self._recurrent:
+            layer.stream(False)
+        super().end()
+        leave_level()
+
+    def _forget(self) -> None:
+        self._waiting: dict[int, Waiting] = {}
+        self._found: dict[int, list[Found]] = {}
+        self._states: list[list[Any]] = []  # of recurrent layers, for each tangent
+        self._learns: tuple[Waiting, Derivatives] | None = None
+        self._gradients: Gradients = []
+
+    # -- forward ---------------------------------------------------------------------------------------------------
+
+    def forward(self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0) -> Tree:
+        """One pass of dual numbers for each tangent. A share of 0 has no loss: a sequence that is not at its end."""
+        batch, micro = unit
+        if batch not in self._waiting:
+            self._waiting[batch] = self._directions.start(self.first_batch + batch, self.epoch)
+        if x is None:
+            return None
+        given = to_device(x, self.device)
+        values, tangents = given if isinstance(given, Dual) else (given, [])
+        leaves, shape = flatten(values)
+        self._share = share
+        out: list[tuple[Tree, list[Tensor | None]]] = []
+        for p in range(self.tangents.tangents):
+            moved = tangents[p] if tangents else [None] * len(leaves)
+            # Whether the module edits its input is found out on a copy, the first time; then only editors get one.
+            used = [t.clone() if isinstance(t, Tensor) else t for t in leaves] if self._edits else leaves
+            duals = [t if o is None else make_dual(t, o) for t, o in zip(used, moved)]
+            with self._pass(unit, p, still=all(o is None for o in moved)):
+                result = self._call(unit, unflatten(duals, shape), target)
+            self._edits = self._edits and any(isinstance(t, Tensor) and t._version > 0 for t in used)
+            out.append(result if self.is_last else _taken_apart(result))
+        if not self.is_last:
+            return Dual(out[0][0], [o for _, o in out])
+        loss = out[0][0]
+        found = Found(micro, loss * share, size, torch.stack([d for _, d in out]) * share)  # pyright: ignore
+        self._found.setdefault(batch, []).append(found)
+        return loss
+
+    @contextmanager
+    def _pass(self, unit: Unit, p: int, *, still: bool) -> Iterator[None]:
+        """Inside, the module runs on dual numbers. Only the first tangent's pass changes its buffers."""
+        batch, micro = unit
+        waiting = self._waiting[batch]
+        with ExitStack() as stack:
+            if p:
+                stack.enter_context(scratch_buffers(self.module))
+            if still and waiting.frozen and not self._recurrent:
+                stack.enter_context(torch.no_grad())
+                yield
+                return
+            if self._cuts_time:
+                if micro == 0 and p == 0:
+                    self._states = [[None] * len(self._recurrent) for _ in range(self.tangents.tangents)]
+                for layer, state in zip(self._recurrent, self._states[p]):
+                    layer.state = state
+            place = micro if self.tangents.each == "micro" else 0, p
+            source = Source(self._directions, waiting, place)
+            mover = None
+            if self.tangents.perturb == "activations":
+                mover = Mover(self._directions, waiting, (micro, p))
+            with torch.enable_grad(), DualMode(source, mover.rules if mover else {}):
+                yield
+            if mover:
+                waiting.moves[micro, p] = mover.moves
+            if self._cuts_time:
+                self._states[p] = [layer.state for layer in self._recurrent]
+            if self._scrubs:
+                self._scrubs = self._scrub()
+
+    def _scrub(self) -> bool:
+        """Takes tangents off the module's buffers; tells whether there were any."""
+        found = False
+        for child in self.module.modules():
+            for name, buffer in child._buffers.items():
+                if buffer is not None and unpack_dual(buffer).tangent is not None:
+                    child._buffers[name], found = unpack_dual(buffer).primal, True
+        return found
+
+    def _finish(self, out: Tree, target: Tree) -> tuple[Tensor, Tensor]:
+        """The loss and its directional derivative; for moved activations one for each sample."""
+        values, tangents = _taken_apart(out)
+        first = next(t for t in flatten(values)[0] if isinstance(t, Tensor))
+        samples = first.new_zeros(first.shape[0] if self.tangents.perturb == "activations" else ())
+        if not self._share:
+            return first.new_zeros(()), samples
+        if self.tangents.perturb == "weights":
+            loss, d = unpack_dual(self._loss(out, target))
+            return loss, torch.zeros_like(loss) if d is None else d
+        leaves, shape = flatten(values)
+        leaves = [v if o is None else v.detach().requires_grad_() for v, o in zip(leaves, tangents)]
+        loss = self._loss(unflatten(leaves, shape), target)
+        moved = [(v, o) for v, o in zip(leaves, tangents) if o is not None]
+        for g, (_, o) in zip(
+            torch.autograd.grad(loss, [v for v, _ in moved], allow_unused=True) if moved else (), moved
+        ):
+            samples = samples if g is None else samples + (g * o).flatten(1).sum(1)
+        return loss.detach(), samples
+
+    # -- update ----------------------------------------------------------------------------------------------------
+
+    def learn(self, batch: int, derivatives: Derivatives) -> None:
+        """Takes the directional derivatives of a batch; the update that follows uses them."""
+        self._learns = self._waiting.pop(batch), to_device(derivatives, self.device)
+
+    def derivatives(self, batch: int) -> Derivatives:
+        """The directional derivatives that the next update uses; the last stage makes them from what it found."""
+        if self._learns is None:
+            self.learn(batch, self._derived(self._found.pop(batch)))
+        assert self._learns is not None
+        return self._learns[1]
+
+    def _derived(self, found: list[Found]) -> Derivatives:
+        self.losses.append((torch.stack([f.loss for f in found]).sum(0), sum(f.size for f in found)))
+        own_samples = self.tangents.perturb == "activations" and not self._cuts_time
+        if self.tangents.each == "micro" or own_samples:
+            return {f.micro: f.derivatives for f in found}
+        return {0: torch.stack([f.derivatives for f in found]).sum(0)}
+
+    def norms(self) -> Tensor:
+        """The norm of each weight's gradient, for clipping by the norm over all stages."""
+        self._gradients = self._all_gradients()
+        norms = [torch.linalg.vector_norm(g) for g in self._gradients if g is not None]
+        return torch.stack(norms) if norms else torch.zeros(0, device=self.device)
+
+    def update(self, norm: Tensor | None = None) -> None:
+        """Applies d·u. Where nothing needs all gradients at once, they are made and used a few at a time.
+
+        So no more of them are held than the largest parameter takes.
+        """
+        assert self._learns is not None
+        if self.hooks or self.options.clip is not None or self.tangents.perturb == "activations":
+            gradients = self._gradients or self._all_gradients()
+            self._apply(gradients, self.weights.live, norm)
+        else:
+            self._trickle()
+        self._gradients, self._learns = [], None
+
+    @torch.no_grad()
+    def _trickle(self) -> None:
+        assert self._learns is not None
+        held = 0
+        for index, weight in enumerate(self._directions.parameters):
+            weight.grad = self._directions.gradient(*self._learns, index)
+            held += 0 if weight.grad is None else weight.numel()
+            if held >= self._largest:
+                self._step()
+                held = 0
+        if held:
+            self._step()
+        self._stepped()
+        self._updated()
+
+    @torch.no_grad()
+    def _all_gradients(self) -> Gradients:
+        assert self._learns is not None
+        moved = self._directions.moved_gradients(*self._learns)
+        of_weights = (
+            (i, self._directions.gradient(*self._learns, i))
+            for i, p in enumerate(self._directions.parameters)
+            if p.requires_grad
+        )
+        return [add(g, moved.get(i)) for i, g in of_weights]
+
+
+def _taken_apart(tree: Tree) -> tuple[Tree, list[Tensor | None]]:
+    """A tree without its tangents, and the tangents of its leaves."""
+    leaves, shape = flatten(tree)
+    pairs = [unpack_dual(t) if isinstance(t, Tensor) else (t, None) for t in leaves]
+    return unflatten([value for value, _ in pairs], shape), [tangent for _, tangent in pairs]

@@ -1,0 +1,28 @@
+"""Tangents: the directions of forward gradients, drawn from keys, and the pass of dual numbers that carries them."""
+
+from freewheel.tangents._activations import Mover
+from freewheel.tangents._config import DISTRIBUTIONS, PERTURBS, Direction, Distribution, Perturb, Tangents
+from freewheel.tangents._directions import Derivatives, Directions, Source, Waiting
+from freewheel.tangents._draw import Drawer
+from freewheel.tangents._level import enter_level, leave_level
+from freewheel.tangents._mode import DualMode
+from freewheel.tangents._scale import Scale
+
+__all__ = [
+    "DISTRIBUTIONS",
+    "PERTURBS",
+    "Derivatives",
+    "Direction",
+    "Directions",
+    "Distribution",
+    "Drawer",
+    "DualMode",
+    "Mover",
+    "Perturb",
+    "Scale",
+    "Source",
+    "Tangents",
+    "Waiting",
+    "enter_level",
+    "leave_level",
+]

@@ -1,0 +1,185 @@
+"""The tangents of one stage: drawn where a pass needs them, drawn again where the update does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from freewheel.tangents._activations import Move, gradients
+from freewheel.tangents._config import Tangents
+from freewheel.tangents._draw import Drawer
+from freewheel.tangents._scale import alphas
+
+# By micro-batch: a number for each tangent, or for each tangent and each sample. Where the micro-batches share their
+# tangents, the sum is at 0.
+Derivatives = dict[int, Tensor]
+Place = tuple[int, int]  # micro-batch (0 where they share their tangents), number of the tangent
+
+
+@dataclass
+class Waiting:
+    """What a batch leaves behind until its derivative is known; with checkpointed tangents, next to nothing."""
+
+    batch: int
+    alphas: list[float]  # of each parameter
+    used: set[int] = field(default_factory=set)  # the parameters that took part
+    kept: dict[Place, dict[int, Tensor]] = field(default_factory=dict)  # tangents by parameter
+    moves: dict[Place, list[Move]] = field(default_factory=dict)  # moved activations, by micro-batch in any case
+
+    @property
+    def frozen(self) -> bool:
+        """Whether no parameter is moved."""
+        return not any(self.alphas)
+
+
+class Directions:
+    """Gives a stage's parameters their tangents, and makes gradients of them.
+
+    Args:
+        tangents: What the user chose.
+        key: What all draws of this stage share: the seed and the number of the stage.
+        named: The stage's parameters, each with the names that patterns may match; the first one is its own.
+        alphas: The scale of each parameter's group.
+        device: Where they are.
+    """
+
+    def __init__(
+        self,
+        tangents: Tangents,
+        key: tuple[int, int],
+        named: Sequence[tuple[tuple[str, ...], nn.Parameter]],
+        groups: Mapping[int, float],
+        device: torch.device,
+    ) -> None:
+        self.tangents, self._key = tangents, key
+        self.names = [names for names, _ in named]
+        self.parameters = [p for _, p in named]
+        self._groups = [groups.get(id(p), 0.0) if p.requires_grad else 0.0 for p in self.parameters]
+        self._index = {id(p): i for i, p in enumerate(self.parameters) if p.requires_grad}
+        self._drawer = Drawer(tangents.distribution, device)
+        self._scale: tuple[int, list[float]] | None = None  # epoch, and α of each parameter in it
+        self.repeated: set[int] = set()  # parameters that a pass has used more than once: drawn once, then held
+
+    def start(self, batch: int, epoch: int) -> Waiting:
+        """A batch begins: its scale, and its tangents where the user gives them."""
+        if self._scale is None or self._scale[0] != epoch:
+            found = alphas(self.tangents.scale, epoch, self.names, self._groups)
+            self._scale = epoch, [a if p.requires_grad else 0.0 for a, p in zip(found, self.parameters)]
+        waiting = Waiting(batch, self._scale[1])
+        if self.tangents.direction is not None:
+            waiting.kept[0, 0] = self._directed(waiting)
+            waiting.alphas = [a if i in waiting.kept[0, 0] else 0.0 for i, a in enumerate(waiting.alphas)]
+        return waiting
+
+    def _directed(self, waiting: Waiting) -> dict[int, Tensor]:
+        """The user's tangents, checked, by the parameter's number."""
+        assert self.tangents.direction is not None
+        named = {self.names[i][0]: i for i, alpha in enumerate(waiting.alphas) if alpha}
+        weights = {name: self.parameters[i].detach() for name, i in named.items()}
+        given = self.tangents.direction(waiting.batch, self._key[1], weights)
+        if not isinstance(given, Mapping):
+            raise TypeError(
+                f"direction gave a {type(given).__name__}: it must give a dict of tangents by parameter name"
+            )
+        out = {}
+        for name, tangent in given.items():
+            if name not in named:
+                raise ValueError(f"direction gave a tangent for {name!r}, which is no parameter to train of this stage")
+            weight = weights[name]
+            if not isinstance(tangent, Tensor) or tangent.shape != weight.shape:
+                came = tuple(tangent.shape) if isinstance(tangent, Tensor) else type(tangent).__name__
+                raise ValueError(f"direction gave {came} for {name!r}: its tangent has the shape {tuple(weight.shape)}")
+            out[named[name]] = tangent.detach().to(weight) * waiting.alphas[named[name]]
+        return out
+
+    # -- within a pass ---------------------------------------------------------------------------------------------
+
+    def index_of(self, tensor: Tensor) -> int | None:
+        """The number of a parameter to train; None for any other tensor."""
+        return self._index.get(id(tensor))
+
+    def draw(self, waiting: Waiting, place: Place, index: int) -> Tensor:
+        """The tangent of a parameter: a fresh tensor, the same as often as it is asked for."""
+        u = self._drawer.draw((*self._key, waiting.batch, index, *place), self.parameters[index])
+        alpha = waiting.alphas[index]
+        return u.mul_(alpha) if alpha != 1 else u
+
+    def draw_move(self, waiting: Waiting, place: Place, move: Move) -> Tensor:
+        """What the output of a layer is moved by, before scaling."""
+        like = move.x.new_empty(()).expand(move.shape)
+        return self._drawer.draw((*self._key, waiting.batch, move.weight, *place, move.use), like)
+
+    def alpha_of_move(self, waiting: Waiting, weight: int, bias: int | None) -> float:
+        """The scale of a layer's output: the larger one of its parameters'."""
+        return max(waiting.alphas[weight], 0.0 if bias is None else waiting.alphas[bias])
+
+    # -- gradients -------------------------------------------------------------------------------------------------
+
+    def gradient(self, waiting: Waiting, derivatives: Derivatives, index: int) -> Tensor | None:
+        """The mean of d·u over the tangents of a parameter; None for one that took no part."""
+        if index not in waiting.used:
+            return None
+        count, out = self.tangents.tangents, None
+        sets = {0: derivatives} if self.tangents.each == "batch" else {j: {j: d} for j, d in derivatives.items()}
+        for which, together in sets.items():
+            found = _together(together)
+            for p in range(count):
+                kept = waiting.kept.get((which, p), {}).get(index)
+                u = self.draw(waiting, (which, p), index) if kept is None else kept
+                d = (found[p] / count).to(u.dtype)
+                term = u.mul_(d) if kept is None else u * d
+                out = term if out is None else out.add_(term)
+        return out
+
+    def moved_gradients(self, waiting: Waiting, derivatives: Derivatives) -> dict[int, Tensor]:
+        """The gradients of layers whose outputs were moved, by parameter."""
+        out: dict[int, Tensor] = {}
+        for place, moves in waiting.moves.items():
+            micro, p = place
+            d = derivatives.get(micro, derivatives.get(0))
+            for move in moves:
+                alpha = self.alpha_of_move(waiting, move.weight, move.bias)
+                v = self.draw_move(waiting, place, move)
+                assert d is not None
+                found = gradients(move, v, d[p] / self.tangents.tangents, self.parameters[move.weight])
+                for index, g in zip((move.weight, move.bias), found):
+                    if index is not None and waiting.alphas[index]:
+                        g = g.mul_(waiting.alphas[index] ** 2 / alpha).to(self.parameters[index].dtype)
+                        out[index] = out[index].add_(g) if index in out else g
+        return out
+
+
+def _together(derivatives: Derivatives) -> Tensor:
+    """One number for each tangent: micro-batches and samples summed."""
+    each = [d if d.dim() == 1 else d.sum(1) for d in derivatives.values()]
+    return each[0] if len(each) == 1 else torch.stack(each).sum(0)
+
+
+class Source:
+    """The tangents of one pass."""
+
+    def __init__(self, directions: Directions, waiting: Waiting, place: Place) -> None:
+        self._directions, self._waiting, self._place = directions, waiting, place
+        tangents = directions.tangents
+        self._keeps = not tangents.checkpoint or tangents.direction is not None
+        self._held: dict[int, Tensor] = waiting.kept.setdefault(place, {}) if self._keeps else {}
+        self._seen: set[int] = set()
+        self.index_of = directions.index_of
+
+    def tangent(self, index: int) -> Tensor | None:
+        """The tangent of a parameter, None for one that is not moved."""
+        if not self._waiting.alphas[index]:
+            return None
+        self._waiting.used.add(index)
+        if index in self._held:
+            return self._held[index]
+        u = self._directions.draw(self._waiting, self._place, index)
+        if index in self._seen:
+            self._directions.repeated.add(index)
+        self._seen.add(index)
+        if self._keeps or index in self._directions.repeated:
+            self._held[index] = u
+        return u

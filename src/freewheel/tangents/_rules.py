@@ -1,0 +1,135 @@
+"""Functions that get their tangents here: because it is faster, or because torch's kernel has no forward derivative.
+
+A rule takes the arguments of the function it stands for. Each of its tensors may be dual.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import _VF, Tensor
+from torch.autograd.forward_ad import make_dual, unpack_dual
+
+from freewheel.tangents._cells import gru, lstm, rnn
+
+# Below this many rows, a product of a large matrix is bound by reading it: once for values and tangents together.
+_FEW_ROWS, _LARGE = 16, 2**17
+
+
+def _parts(tensor: Tensor | None) -> tuple[Any, Tensor | None]:
+    """The value and the tangent of a tensor."""
+    return unpack_dual(tensor) if tensor is not None else (None, None)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Y = x·Wᵀ + b; y' = x'·Wᵀ + x·W'ᵀ + b'."""
+    (x, dx), (w, dw), (b, db) = _parts(input), _parts(weight), _parts(bias)
+    if (dx is None and dw is None) or w.dim() != 2 or x.dim() < 2 or torch.is_autocast_enabled(x.device.type):
+        return F.linear(input, weight, bias)
+    rows = x.reshape(-1, x.shape[-1])
+    count = rows.shape[0]
+    if dx is None:
+        y, dy = F.linear(rows, w, b), F.linear(rows, dw, db)  # pyright: ignore[reportArgumentType]
+    else:
+        moved = dx.reshape(-1, dx.shape[-1])
+        if count <= _FEW_ROWS and w.numel() >= _LARGE:
+            both = torch.cat([rows, moved]) @ w.t()
+            y, dy = both[:count], both[count:]
+            if b is not None:
+                y = y.add_(b)
+            if db is not None:
+                dy = dy.add_(db)
+        else:
+            y, dy = F.linear(rows, w, b), F.linear(moved, w, db)
+        if dw is not None:
+            dy.addmm_(rows, dw.t())
+    shape = (*x.shape[:-1], w.shape[0])
+    return make_dual(y.reshape(shape), dy.reshape(shape))
+
+
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """With the statistics of the batch: y' = J·x' + W'·x̂ + b'.
+
+    J, the derivative by the input, is symmetric, so that the kernel of the backward applies it to a tangent.
+    """
+    (x, dx), (w, dw), (b, db) = _parts(input), _parts(weight), _parts(bias)
+    if not training or (dx is None and dw is None and db is None) or x.shape[0] * x[0, 0].numel() < 2:
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    stats = running_mean, running_var
+    y, mean, rstd = torch.native_batch_norm(x, w, b, *stats, True, momentum, eps)
+    if dx is not None:
+        dy = torch.ops.aten.native_batch_norm_backward(dx, x, w, *stats, mean, rstd, True, eps, [True, False, False])[0]
+    else:
+        dy = torch.zeros_like(y)
+    view = (1, -1, *[1] * (x.dim() - 2))
+    if dw is not None:
+        by_x = dw * rstd
+        dy.addcmul_(x, by_x.view(view))
+        shift = -by_x * mean
+        dy.add_((shift if db is None else shift + db).view(view))
+    elif db is not None:
+        dy.add_(db.view(view))
+    return make_dual(y, dy)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """softmax(q·kᵀ·scale + mask)·v, step by step: the fused kernels have no forward derivative."""
+    if enable_gqa:
+        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
+        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
+    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.size(-1)) if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return F.dropout(scores.softmax(-1), dropout_p) @ value
+
+
+def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    """The same function on its way that computes the attention weights, which uses no fused kernel."""
+    wanted = kwargs.get("need_weights", True)
+    out, weights = F.multi_head_attention_forward(*args, **{**kwargs, "need_weights": True})
+    return out, weights if wanted else None
+
+
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """v·g/‖v‖, the norm over all dimensions but one."""
+    over = [i for i in range(v.dim()) if i != dim % v.dim()] if dim != -1 else None
+    return v * (g / torch.linalg.vector_norm(v, dim=over, keepdim=True))
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    F.linear: linear,
+    F.batch_norm: batch_norm,
+    F.scaled_dot_product_attention: attention,
+    F.multi_head_attention_forward: multi_head_attention,
+    torch._weight_norm: weight_norm,
+    _VF.lstm: lstm,
+    _VF.gru: gru,
+    _VF.rnn_tanh: rnn(torch.tanh),
+    _VF.rnn_relu: rnn(torch.relu),
+}
