@@ -347,7 +347,12 @@ def drawings() -> Iterator[tuple[str, str, str]]:
 
 
 DRAWINGS = list(drawings())
-OPTIONS = {"gpipe": ("micro",), "1f1b": ("micro",), "fdg": ("order",)}  # the drawn ones that its header tells
+OPTIONS = {
+    "gpipe": ("micro",),
+    "1f1b": ("micro",),
+    "fgd-sync": ("micro",),
+    "fdg": ("order",),
+}  # the drawn ones that its header tells
 
 
 @pytest.mark.parametrize(("file", "owner", "block"), DRAWINGS, ids=[f"{f}:{o}" for f, o, _ in DRAWINGS])
@@ -357,6 +362,8 @@ def test_drawing_in_docstring(file: str, owner: str, block: str) -> None:
     assert str(drawn) == block
     name = drawn.schedule.name
     options = {option: getattr(drawn.schedule, option) for option in OPTIONS.get(name, ())}
+    if drawn.schedule.along == 1:
+        options = {"steps": drawn.schedule.micro}
     if name == "dsp":
         options = {"p": (1, 1, 0), "m": (4, 2, 0)}
     assert str(fw.plan(name, k=len(drawn.delays), batches=drawn.batches, **options)) == block

@@ -33,8 +33,8 @@ does not say:
     stage 1  .     F0@0!  .     F1@1!  .     F2@2!
 
 `fgd-sync` is a synchronous pipeline of micro-batches that share the batch's tangents, so that it computes what `fgd`
-does; in `fgd-dp` each piece of the batch has tangents of its own, as the replicas of data parallelism have, and all that
-they tell each other is a seed and a number each:
+does; in `fgd-dp` each piece of the batch has tangents of its own, as the replicas of data parallelism have, and all
+that they tell each other is a seed and a number each:
 
     plan fgd-sync: credit=forward delays=0,0 micro=3 batches=2
     time     0       1       2       3        4       5       6       7
@@ -167,6 +167,8 @@ class FGDDP(_Forward):
 
     def __post_init__(self) -> None:
         whole_number("replicas", self.replicas, least=1)
+        if self.direction is not None:
+            raise ValueError("direction with 'fgd-dp': every replica has tangents of its own; use 'fgd-sync' or 'fgd'")
         self._tangents("micro")
 
     def pipeline(self, k: int) -> Pipeline:

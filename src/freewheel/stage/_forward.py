@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.forward_ad import make_dual, unpack_dual
 
 from freewheel.stage._corrections import Gradients
@@ -23,7 +23,20 @@ from freewheel.stage._stage import Stage, Tree, Unit, add
 from freewheel.stage._state import scratch_buffers
 from freewheel.stage._trees import flatten, to_device, unflatten
 from freewheel.stage._weights import Live, Weights
-from freewheel.tangents import Derivatives, Directions, DualMode, Mover, Source, Waiting, enter_level, leave_level
+from freewheel.tangents import (
+    Derivatives,
+    Directions,
+    DualMode,
+    Mover,
+    Source,
+    Waiting,
+    enter_level,
+    explained,
+    leave_level,
+)
+
+# Optimizers that treat each parameter by itself, so that it makes no difference how many of them a step is for.
+ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad)
 
 
 class Dual(NamedTuple):
@@ -66,7 +79,9 @@ class ForwardStage(Stage):
         ]
         groups = self.optimizer.param_groups if self.optimizer else ()
         alphas = {id(p): float(group.get("alpha", 1.0)) for group in groups for p in group["params"]}
-        return Directions(self.tangents, (self.options.seed, self.index), named, alphas, self.device)
+        tables = [m for m in self.module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
+        padding = {id(m.weight): m.padding_idx for m in tables if m.padding_idx is not None}
+        return Directions(self.tangents, (self.options.seed, self.index), named, alphas, padding, self.device)
 
     def _make_weights(self) -> Weights:
         return Live(self.module)
@@ -147,8 +162,12 @@ class ForwardStage(Stage):
             mover = None
             if self.tangents.perturb == "activations":
                 mover = Mover(self._directions, waiting, (micro, p))
-            with torch.enable_grad(), DualMode(source, mover.rules if mover else {}):
-                yield
+            try:
+                with torch.enable_grad(), DualMode(source, mover.rules if mover else {}):
+                    yield
+            except (NotImplementedError, RuntimeError) as error:
+                reason = explained(error)
+                raise reason from (None if reason is error else error)
             if mover:
                 waiting.moves[micro, p] = mover.moves
             if self._cuts_time:
@@ -217,12 +236,19 @@ class ForwardStage(Stage):
         So no more of them are held than the largest parameter takes.
         """
         assert self._learns is not None
-        if self.hooks or self.options.clip is not None or self.tangents.perturb == "activations":
+        if self._needs_all():
             gradients = self._gradients or self._all_gradients()
             self._apply(gradients, self.weights.live, norm)
         else:
             self._trickle()
         self._gradients, self._learns = [], None
+
+    def _needs_all(self) -> bool:
+        """Whether anything looks at all gradients of a batch together."""
+        optimizer = self.optimizer
+        apart = type(optimizer) in ELEMENTWISE and not optimizer._optimizer_step_pre_hooks  # pyright: ignore
+        apart = apart and not optimizer._optimizer_step_post_hooks  # pyright: ignore
+        return bool(self.hooks) or self.options.clip is not None or self.tangents.perturb == "activations" or not apart
 
     @torch.no_grad()
     def _trickle(self) -> None:
@@ -254,5 +280,11 @@ class ForwardStage(Stage):
 def _taken_apart(tree: Tree) -> tuple[Tree, list[Tensor | None]]:
     """A tree without its tangents, and the tangents of its leaves."""
     leaves, shape = flatten(tree)
+    if any(isinstance(t, Tensor) and t.requires_grad for t in leaves):
+        # Parameters take part without their own requires_grad, so one of them went past the dual pass.
+        raise TypeError(
+            "a parameter was used where its tangent cannot be seen, in an autograd.Function or a scripted module: give "
+            "the function parameter * 1, and the trainer modules that are not scripted"
+        )
     pairs = [unpack_dual(t) if isinstance(t, Tensor) else (t, None) for t in leaves]
     return unflatten([value for value, _ in pairs], shape), [tangent for _, tangent in pairs]

@@ -5,7 +5,7 @@ from freewheel.tangents._config import DISTRIBUTIONS, PERTURBS, Direction, Distr
 from freewheel.tangents._directions import Derivatives, Directions, Source, Waiting
 from freewheel.tangents._draw import Drawer
 from freewheel.tangents._level import enter_level, leave_level
-from freewheel.tangents._mode import DualMode
+from freewheel.tangents._mode import DualMode, explained
 from freewheel.tangents._scale import Scale
 
 __all__ = [
@@ -24,5 +24,6 @@ __all__ = [
     "Tangents",
     "Waiting",
     "enter_level",
+    "explained",
     "leave_level",
 ]

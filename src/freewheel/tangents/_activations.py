@@ -1,10 +1,10 @@
 """Activity perturbation: tangents on the pre-activations of Linear and Conv2d layers instead of their weights.
 
 Paper: Ren et al., Scaling forward gradient with local losses, 2022 (section 3). A layer z = W·x + b moves z by
-v ~ N(0, I), and the output's directional derivative is taken per sample, d_s. Then Σ_s d_s·v_s ⊗ x_s estimates the gradient by W and
-Σ_s d_s·v_s that by b, with a variance that grows with the number of neurons and not of weights. It is unbiased where
-samples do not influence each other; BatchNorm in train mode mixes them, and what passes through its statistics is left
-out of d_s. The price is that the inputs x are held until d is known.
+v ~ N(0, I), and the output's directional derivative is taken per sample, d_s. Then Σ_s d_s·v_s ⊗ x_s estimates the
+gradient by W and Σ_s d_s·v_s that by b, with a variance that grows with the number of neurons and not of weights. It is
+unbiased where samples do not influence each other; BatchNorm in train mode mixes them, and what passes through its
+statistics is left out of d_s. The price is that the inputs x are held until d is known.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ class Directions:
         tangents: What the user chose.
         key: What all draws of this stage share: the seed and the number of the stage.
         named: The stage's parameters, each with the names that patterns may match; the first one is its own.
-        alphas: The scale of each parameter's group.
+        groups: The scale of each parameter's group in the optimizer, by its id.
+        padding: The row of a parameter, by its id, that is not trained: an embedding's padding.
         device: Where they are.
     """
 
@@ -52,6 +53,7 @@ class Directions:
         key: tuple[int, int],
         named: Sequence[tuple[tuple[str, ...], nn.Parameter]],
         groups: Mapping[int, float],
+        padding: Mapping[int, int],
         device: torch.device,
     ) -> None:
         self.tangents, self._key = tangents, key
@@ -59,6 +61,7 @@ class Directions:
         self.parameters = [p for _, p in named]
         self._groups = [groups.get(id(p), 0.0) if p.requires_grad else 0.0 for p in self.parameters]
         self._index = {id(p): i for i, p in enumerate(self.parameters) if p.requires_grad}
+        self._padding = {i: padding[id(p)] for i, p in enumerate(self.parameters) if id(p) in padding}
         self._drawer = Drawer(tangents.distribution, device)
         self._scale: tuple[int, list[float]] | None = None  # epoch, and α of each parameter in it
         self.repeated: set[int] = set()  # parameters that a pass has used more than once: drawn once, then held
@@ -92,7 +95,7 @@ class Directions:
             if not isinstance(tangent, Tensor) or tangent.shape != weight.shape:
                 came = tuple(tangent.shape) if isinstance(tangent, Tensor) else type(tangent).__name__
                 raise ValueError(f"direction gave {came} for {name!r}: its tangent has the shape {tuple(weight.shape)}")
-            out[named[name]] = tangent.detach().to(weight) * waiting.alphas[named[name]]
+            out[named[name]] = self._scaled(tangent.detach().to(weight, copy=True), waiting, named[name])
         return out
 
     # -- within a pass ---------------------------------------------------------------------------------------------
@@ -104,6 +107,11 @@ class Directions:
     def draw(self, waiting: Waiting, place: Place, index: int) -> Tensor:
         """The tangent of a parameter: a fresh tensor, the same as often as it is asked for."""
         u = self._drawer.draw((*self._key, waiting.batch, index, *place), self.parameters[index])
+        return self._scaled(u, waiting, index)
+
+    def _scaled(self, u: Tensor, waiting: Waiting, index: int) -> Tensor:
+        if index in self._padding:
+            u[self._padding[index]] = 0
         alpha = waiting.alphas[index]
         return u.mul_(alpha) if alpha != 1 else u
 

@@ -8,13 +8,16 @@ torch can differentiate forwards it does by itself; some functions have a faster
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd.forward_ad import make_dual, unpack_dual
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from freewheel.tangents._directions import Source
 from freewheel.tangents._rules import RULES
@@ -54,10 +57,10 @@ class DualMode(TorchFunctionMode):
         args = [change(a) for a in args]
         kwargs = {k: change(v) for k, v in kwargs.items()}
         rule = RULES.get(func)
-        try:
-            return func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
-        except (NotImplementedError, RuntimeError) as error:
-            raise _explained(error) from error
+        out = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
+        if isinstance(func, (OpOverload, OpOverloadPacket)):
+            _check_custom(func, args, out)
+        return out
 
     def _lift(self, value: Any) -> Any:
         """A parameter with its tangent, if it has one, otherwise its value."""
@@ -80,16 +83,29 @@ class DualMode(TorchFunctionMode):
         return value
 
 
-def _explained(error: Exception) -> Exception:
+def _check_custom(op: OpOverload | OpOverloadPacket, args: Any, out: Any) -> None:
+    """Refuses an operation of the user's own that drops tangents: torch would do so without a word."""
+    if str(op).startswith(("aten.", "prims.")):
+        return
+    given, made = ([t for t in tree_leaves(tree) if isinstance(t, Tensor)] for tree in (args, out))
+    moved = any(unpack_dual(t).tangent is not None for t in given)
+    if moved and any(t.is_floating_point() and unpack_dual(t).tangent is None for t in made):
+        raise NotImplementedError(_missing(str(op)))
+
+
+def explained(error: Exception) -> Exception:
     """One line about an operation that cannot be differentiated forwards; any other error as it is."""
     text = str(error)
+    if "jvp function for custom autograd.Function" in text:
+        calls = [frame.f_locals.get("cls") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        names = [cls.__name__ for cls in calls if isinstance(cls, type) and issubclass(cls, torch.autograd.Function)]
+        return NotImplementedError(_missing(names[-1] if names else "a custom autograd.Function"))
     found = re.search(r"forward AD with (\S+) that does not support it", text)
-    if found is None:
-        found = re.search(r"implement the 'jvp' method for (\S+)|(custom Function).*jvp|jvp.*(custom Function)", text)
-    if found is None:
-        return error
-    name = next((group for group in found.groups() if group), "it").strip("'\"")
-    return NotImplementedError(
-        f"{name} has no forward derivative: replace it, write it with simpler operations (a custom autograd.Function "
-        "needs a jvp), or train with a method of chain credit such as 'pipedream'"
+    return NotImplementedError(_missing(found[1])) if found else error
+
+
+def _missing(name: str) -> str:
+    return (
+        f"{name} has no forward derivative: replace it, write it with simpler operations (an autograd.Function needs a "
+        "jvp), or train with a method of chain credit such as 'pipedream'"
     )

@@ -127,7 +127,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     F.batch_norm: batch_norm,
     F.scaled_dot_product_attention: attention,
     F.multi_head_attention_forward: multi_head_attention,
-    torch._weight_norm: weight_norm,
+    _VF._weight_norm: weight_norm,
     _VF.lstm: lstm,
     _VF.gru: gru,
     _VF.rnn_tanh: rnn(torch.tanh),
