@@ -9,19 +9,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.forward_ad import make_dual, unpack_dual
 
+from freewheel.stage._compiled import Apart, CompiledPass
 from freewheel.stage._corrections import Gradients
 from freewheel.stage._recurrent import Recurrent
 from freewheel.stage._stage import Stage, Tree, Unit, add
-from freewheel.stage._state import scratch_buffers
-from freewheel.stage._trees import flatten, to_device, unflatten
+from freewheel.stage._state import kept_buffers, scratch_buffers
+from freewheel.stage._trees import Shape, flatten, to_device, unflatten
 from freewheel.stage._weights import Live, Weights
 from freewheel.tangents import (
     Derivatives,
@@ -65,6 +68,8 @@ class ForwardStage(Stage):
         self._recurrent = [m for m in self.module.modules() if isinstance(m, Recurrent)]
         self._cuts_time = self.options.schedule.along == 1
         self._directions = self._make_directions()
+        self._compiled: dict[Any, CompiledPass] = {}  # by what is trained
+        self._compiles = self.tangents.compile and not self._recurrent
         self._forget()
 
     def name_parameters(self, names: Mapping[int, str]) -> None:
@@ -123,28 +128,87 @@ class ForwardStage(Stage):
         values, tangents = given if isinstance(given, Dual) else (given, [])
         leaves, shape = flatten(values)
         self._share = share
-        out: list[tuple[Tree, list[Tensor | None]]] = []
+        out: list[Apart] = []
         for p in range(self.tangents.tangents):
-            moved = tangents[p] if tangents else [None] * len(leaves)
-            # Whether the module edits its input is found out on a copy, the first time; then only editors get one.
-            used = [t.clone() if isinstance(t, Tensor) else t for t in leaves] if self._edits else leaves
-            duals = [t if o is None else make_dual(t, o) for t, o in zip(used, moved)]
-            with self._pass(unit, p, still=all(o is None for o in moved)):
-                result = self._call(unit, unflatten(duals, shape), target)
-            self._edits = self._edits and any(isinstance(t, Tensor) and t._version > 0 for t in used)
-            out.append(result if self.is_last else _taken_apart(result))
+            moved: list[Tensor | None] = tangents[p] if tangents else [None] * len(leaves)
+            out.append(self._run(unit, p, leaves, moved, shape, target))
         if not self.is_last:
             return Dual(out[0][0], [o for _, o in out])
         loss = out[0][0]
-        found = Found(micro, loss * share, size, torch.stack([d for _, d in out]) * share)  # pyright: ignore
+        found = Found(micro, loss * share, size, torch.stack([d for _, (d,) in out]) * share)  # pyright: ignore
         self._found.setdefault(batch, []).append(found)
         return loss
 
-    @contextmanager
-    def _pass(self, unit: Unit, p: int, *, still: bool) -> Iterator[None]:
-        """Inside, the module runs on dual numbers. Only the first tangent's pass changes its buffers."""
+    def _run(
+        self, unit: Unit, p: int, leaves: list[Any], moved: list[Tensor | None], shape: Shape, target: Tree
+    ) -> Apart:
+        """One dual pass: values and their tangents; at the last stage, the loss and its derivative."""
+        waiting = self._waiting[unit[0]]
+        if self._compiles and not (waiting.frozen and all(o is None for o in moved)):
+            found = self._run_compiled(unit, p, leaves, moved, shape, target)
+            if found is not None:
+                return found
+        # Whether the module edits its input is found out on a copy, the first time; then only editors get one.
+        used = [t.clone() if isinstance(t, Tensor) else t for t in leaves] if self._edits else leaves
+        duals = [t if o is None else make_dual(t, o) for t, o in zip(used, moved)]
+        with self._pass(unit, p, waiting, still=all(o is None for o in moved)):
+            result = self._call_apart(unit, unflatten(duals, shape), target)
+        self._edits = self._edits and any(isinstance(t, Tensor) and t._version > 0 for t in used)
+        return result
+
+    def _call_apart(self, unit: Unit, x: Tree, target: Tree) -> Apart:
+        result = self._call(unit, x, target)
+        return (result[0], [result[1]]) if self.is_last else _taken_apart(result)
+
+    def _run_compiled(
+        self, unit: Unit, p: int, leaves: list[Any], moved: list[Tensor | None], shape: Shape, target: Tree
+    ) -> Apart | None:
+        """The same, compiled; None where there is no compiled pass for such an input.
+
+        A pass is compiled for the first form of input that is met, and anew when other parameters are trained.
+        """
         batch, micro = unit
-        waiting = self._waiting[batch]
+        waiting, place = self._waiting[batch], (micro if self.tangents.each == "micro" else 0, p)
+        key = tuple(alpha > 0 for alpha in waiting.alphas), self._share > 0
+        given, target_shape = flatten(to_device(target, self.device))
+        ready = self._compiled.get(key)
+        if ready is None:
+            used = self._probe(unit, waiting, leaves, moved, shape, target)
+            if self._draws:
+                warnings.warn(f"stage {self.index} draws random numbers (dropout?): it is not compiled", stacklevel=1)
+                self._compiles = False
+                return None
+            with kept_buffers(self.module):
+                ready = self._compiled[key] = CompiledPass(
+                    lambda x, y: self._call_apart(unit, x, y),
+                    self._directions.index_of,
+                    used,
+                    (leaves, moved, shape),
+                    (given, target_shape),
+                    [self._directions.parameters[i].detach() for i in used],
+                )
+        if not ready.fits(leaves, moved, given):
+            return None
+        source = Source(self._directions, waiting, place)
+        us = [u for u in map(source.tangent, ready.used) if u is not None]
+        values = [t.clone() if isinstance(t, Tensor) else t for t in leaves] if self._edits else leaves
+        with kept_buffers(self.module) if p else nullcontext():
+            return ready(values, moved, given, us)
+
+    def _probe(
+        self, unit: Unit, waiting: Waiting, leaves: list[Any], moved: list[Tensor | None], shape: Shape, target: Tree
+    ) -> list[int]:
+        """Runs a pass for what it shows: which parameters take part, and whether random numbers are drawn."""
+        trial = replace(waiting, used=set())
+        duals = [t if o is None else make_dual(t.clone(), o) for t, o in zip(leaves, moved)]
+        with scratch_buffers(self.module), self._pass(unit, 0, trial, still=False):
+            self._call(unit, unflatten(duals, shape), target)
+        return sorted(trial.used)
+
+    @contextmanager
+    def _pass(self, unit: Unit, p: int, waiting: Waiting, *, still: bool) -> Iterator[None]:
+        """Inside, the module runs on dual numbers. Only the first tangent's pass changes its buffers."""
+        micro = unit[1]
         with ExitStack() as stack:
             if p:
                 stack.enter_context(scratch_buffers(self.module))

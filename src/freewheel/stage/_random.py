@@ -35,15 +35,13 @@ class SeededDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         self.used = True
         if func is torch.ops.aten.native_dropout.default:
             return self._dropout(*args, **kwargs)
         if any(argument.name == "generator" for argument in func._schema.arguments):
-            if kwargs.get("generator") is None:
-                kwargs = {**kwargs, "generator": self._generator(args, kwargs)}
-            return func(*args, **kwargs)
+            return func(*args, **{**kwargs, "generator": self._generator(args, kwargs)})
         wanted = [argument.name for argument in func._schema.arguments]
         for overload in func.overloadpacket.overloads():
             # torch.rand and friends take a generator in an overload of their own.

@@ -48,3 +48,15 @@ def scratch_buffers(module: nn.Module) -> Iterator[None]:
     finally:
         for buffers, name, buffer in places:
             buffers[name] = buffer
+
+
+@contextmanager
+def kept_buffers(module: nn.Module) -> Iterator[None]:
+    """What is done inside to the module's buffers, in place, is undone."""
+    before = [(b, b.clone()) for b in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)

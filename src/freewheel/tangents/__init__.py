@@ -1,6 +1,7 @@
 """Tangents: the directions of forward gradients, drawn from keys, and the pass of dual numbers that carries them."""
 
 from freewheel.tangents._activations import Mover
+from freewheel.tangents._compiled import Given, compiled
 from freewheel.tangents._config import DISTRIBUTIONS, PERTURBS, Direction, Distribution, Perturb, Tangents
 from freewheel.tangents._directions import Derivatives, Directions, Source, Waiting
 from freewheel.tangents._draw import Drawer
@@ -17,12 +18,14 @@ __all__ = [
     "Distribution",
     "Drawer",
     "DualMode",
+    "Given",
     "Mover",
     "Perturb",
     "Scale",
     "Source",
     "Tangents",
     "Waiting",
+    "compiled",
     "enter_level",
     "explained",
     "leave_level",

@@ -55,6 +55,10 @@ class Tangents:
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r}: give True or False")
         check_scale(self.scale)
+        if self.compile and self.perturb == "activations":
+            raise ValueError(
+                "compile=True with perturb='activations': only moved weights can be compiled; leave one out"
+            )
         if self.direction is None:
             return
         if not callable(self.direction):

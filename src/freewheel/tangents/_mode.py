@@ -19,6 +19,7 @@ from torch.autograd.forward_ad import make_dual, unpack_dual
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from freewheel.tangents._compiled import Given
 from freewheel.tangents._directions import Source
 from freewheel.tangents._rules import RULES
 
@@ -37,7 +38,7 @@ class DualMode(TorchFunctionMode):
     Where the module itself turns gradients off (`torch.no_grad`), tangents stop too.
     """
 
-    def __init__(self, source: Source, before: dict[Any, Callable[..., Any]]) -> None:
+    def __init__(self, source: Source | Given, before: dict[Any, Callable[..., Any]]) -> None:
         """`before` holds functions that are asked first, parameters still without tangents; see `Mover`."""
         super().__init__()
         self._source = source
