@@ -1,5 +1,6 @@
 """Benchmarks: measurements that anyone can repeat."""
 
+from freewheel.bench._forward import forward
 from freewheel.bench._speed import speed
 
-__all__ = ["speed"]
+__all__ = ["forward", "speed"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from freewheel._cores import cores, intra_op_threads
 from freewheel.bench._network import OPTIMIZER, Cut, network, stages_of
 from freewheel.bench._team import Batches, Turn
+from freewheel.methods import Method
 from freewheel.trainer import Trainer
 
 ASYNCHRONOUS = ("pipedream", "fdg")
@@ -27,12 +29,14 @@ EDGE = 4  # batches to fill and to drain a pipeline, outside of what is timed
 def freewheel(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
     """Our own: the sequential runs, the asynchronous ones on threads, and what the sequential one is made of."""
     runs = [("bp", "simulate"), (ASYNCHRONOUS[0], "simulate"), *((method, "threads") for method in ASYNCHRONOUS)]
-    return {BY_HAND: _by_hand(cut)} | {f"{m}, {runtime}": _trainer(m, runtime, cut) for m, runtime in runs}
+    ours = {f"{m}, {runtime}": timed_trainer(stages_of(cut), m, runtime) for m, runtime in runs}
+    return {BY_HAND: _by_hand(cut)} | ours
 
 
-def _trainer(method: str, runtime: str, cut: Cut) -> Turn:
-    stages = stages_of(cut)
-    trainer = Trainer(stages, method=method, loss=F.cross_entropy, optimizer=OPTIMIZER, runtime=runtime, threads=1)
+def timed_trainer(stages: Sequence[nn.Module], method: str | Method, runtime: str, **optimizer: float) -> Turn:
+    """A trainer, one thread a stage, timed while its pipeline is full."""
+    make = partial(OPTIMIZER, **optimizer)
+    trainer = Trainer(stages, method=method, loss=F.cross_entropy, optimizer=make, runtime=runtime, threads=1)
 
     def turn(batches: Batches) -> float:
         # Three epochs, of which the middle one counts: the pipeline is full when it begins and when it ends.

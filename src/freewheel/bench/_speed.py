@@ -8,7 +8,7 @@ so that a noisy machine is noisy for all of them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from freewheel._cores import cores
 from freewheel.bench import _contenders as contenders
 from freewheel.bench._machine import machine
-from freewheel.bench._network import SHAPE, network
+from freewheel.bench._network import SHAPE, Cut, network
 from freewheel.bench._team import Team
 from freewheel.split import split
 
@@ -64,15 +64,7 @@ def _measure(
     report = split(network(), 2, example=torch.randn(batch_size, *SHAPE), threads=1).report
     cut = tuple(len(names) for names in report.names)
     steps = max(10, round(seconds / sum(report.costs)))
-    field = [(team, name) for team in teams for name in team.prepare(batch_size, cut, steps)]
-    for team, name in field:
-        team.turn(name, WARM_UP)
-    times: dict[tuple[str, str], list[float]] = {(team.kind, name): [] for team, name in field}
-    for repeat in range(repeats):
-        for team, name in field:
-            times[team.kind, name].append(team.turn(name, steps) / steps)
-        say(f"batch size {batch_size}: turn {repeat + 1} of {repeats}, {len(field)} contenders, {steps} steps each")
-    rows = [_row(kind, name, spent, batch_size) for (kind, name), spent in times.items()]
+    rows = rows_of(take_turns(teams, batch_size, cut, steps, repeats, say), batch_size)
     return {
         "rows": rows,
         "ratios": _ratios(rows),
@@ -81,6 +73,26 @@ def _measure(
         "steps": steps,
         "machine": machine(),
     }
+
+
+def take_turns(
+    teams: Sequence[Team], batch_size: int, cut: Cut, steps: int, repeats: int, say: Callable[[str], Any]
+) -> dict[tuple[str, str], list[float]]:
+    """The seconds a step of each contender in each turn, after a few steps to warm up."""
+    field = [(team, name) for team in teams for name in team.prepare(batch_size, cut, steps)]
+    for team, name in field:
+        team.turn(name, WARM_UP)
+    times: dict[tuple[str, str], list[float]] = {(team.kind, name): [] for team, name in field}
+    for repeat in range(repeats):
+        for team, name in field:
+            times[team.kind, name].append(team.turn(name, steps) / steps)
+        say(f"batch size {batch_size}: turn {repeat + 1} of {repeats}, {len(field)} contenders, {steps} steps each")
+    return times
+
+
+def rows_of(times: Mapping[tuple[str, str], list[float]], batch_size: int) -> list[dict[str, Any]]:
+    """A row for each contender."""
+    return [_row(kind, name, spent, batch_size) for (kind, name), spent in times.items()]
 
 
 def _row(kind: str, name: str, times: list[float], batch_size: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from freewheel._errors import whole_number
+from freewheel.cli._bench_forward import forward
 from freewheel.cli._output import as_json, check_file, say, show, table
 
 bench = typer.Typer(help="Measure, on this machine.", no_args_is_help=True)
@@ -56,3 +57,6 @@ def _show(batch_size: str, part: Mapping[str, Any]) -> None:
         say(f"  {ratio:.2f} times as fast as {AGAINST.get(name, name)}")
     say(f"Running the plan, as against a loop written by hand, takes {part['bookkeeping']:.1%} of a sequential step.")
     say()
+
+
+bench.command()(forward)

@@ -1,0 +1,85 @@
+"""`freewheel bench forward`: the speed of forward gradients, against other ways to make the same step.
+
+Every contender makes whole training steps of the same ResNet-20-shaped network with SGD and momentum, tangents drawn
+and weights updated; on one core but for those in two stages. They take turns, and the medians over the turns count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from freewheel.bench import _forward_contenders as contenders
+from freewheel.bench._jax import jit_jvp
+from freewheel.bench._machine import machine
+from freewheel.bench._network import SHAPE, network
+from freewheel.bench._speed import rows_of, take_turns
+from freewheel.bench._team import Team
+from freewheel.split import split
+
+# What is compared: the time of the first as a part of the time of the second.
+RATIOS = {
+    "compiled_over_bp": ("freewheel: fgd, compiled", "PyTorch: bp, eager"),
+    "eager_over_bp": ("freewheel: fgd, eager", "PyTorch: bp, eager"),
+    "compiled_over_bp_compiled": ("freewheel: fgd, compiled", "PyTorch: bp, compiled"),
+    "eager_over_func_jvp": ("freewheel: fgd, eager", "PyTorch: func.jvp"),
+    "compiled_over_jax": ("freewheel: fgd, compiled", "JAX: jit(jvp)"),
+}
+# How many times faster two stages on two cores are than one.
+SPEED_UPS = {
+    "asyncfgd_eager": ("freewheel: fgd, eager", "freewheel: asyncfgd K=2, eager"),
+    "asyncfgd_compiled": ("freewheel: fgd, compiled", "freewheel: asyncfgd K=2, compiled"),
+}
+
+
+def forward(
+    *,
+    batch_sizes: Sequence[int] = (64, 4),
+    repeats: int = 5,
+    seconds: float = 0.8,
+    say: Callable[[str], Any] = print,
+) -> dict[str, dict[str, Any]]:
+    """Measures all contenders for each batch size.
+
+    Args:
+        batch_sizes: The batch sizes.
+        repeats: Turns that each contender gets.
+        seconds: About how long a turn takes.
+        say: Gets a line whenever something has been done.
+
+    Returns:
+        For each batch size its `rows` (one a contender) and its `ratios`: parts of another's time, and how many times
+        faster two stages on two cores are than one.
+    """
+    with ExitStack() as stack:
+        teams = [Team("freewheel", contenders.ours), Team("PyTorch", contenders.plain), Team("JAX", jit_jvp)]
+        for team in teams:
+            stack.callback(team.stop)
+        return {str(size): _measure(teams, size, repeats, seconds, say) for size in batch_sizes}
+
+
+def _measure(
+    teams: Sequence[Team], batch_size: int, repeats: int, seconds: float, say: Callable[[str], Any]
+) -> dict[str, Any]:
+    report = split(network(), 2, example=torch.randn(batch_size, *SHAPE), threads=1).report
+    cut = tuple(len(names) for names in report.names)
+    steps = max(10, round(seconds / sum(report.costs)))
+    say(f"batch size {batch_size}: compiling, which takes a minute or two")
+    times = take_turns(teams, batch_size, cut, steps, repeats, say)
+    rows = rows_of(times, batch_size)
+    took = {row["name"]: row["seconds"] for row in rows}
+    return {
+        "rows": rows,
+        "ratios": _ratios(took, RATIOS),
+        "speed_ups": _ratios(took, SPEED_UPS),
+        "cut": report.names[1][0],
+        "steps": steps,
+        "machine": machine(),
+    }
+
+
+def _ratios(took: Mapping[str, float], pairs: Mapping[str, tuple[str, str]]) -> dict[str, float]:
+    return {name: took[a] / took[b] for name, (a, b) in pairs.items() if a in took and b in took}

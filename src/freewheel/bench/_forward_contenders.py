@@ -1,0 +1,79 @@
+"""The contenders of the benchmark of forward gradients: one network, steps by dual numbers and by backpropagation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from freewheel._cores import intra_op_threads
+from freewheel.bench._contenders import timed_trainer
+from freewheel.bench._network import OPTIMIZER, Cut, network, stages_of
+from freewheel.bench._team import Batches, Turn
+from freewheel.methods import FGD, AsyncFGD
+
+# A step size at which noisy gradients leave the weights finite for as long as a turn lasts.
+SMALL = 1e-5
+
+
+def ours(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
+    """Our steps: on one core, and in two stages on two, eager and compiled."""
+    out: dict[str, Turn] = {}
+    for kind, compiled in (("eager", False), ("compiled", True)):
+        out[f"fgd, {kind}"] = timed_trainer([network()], FGD(compile=compiled), "simulate", lr=SMALL)
+        out[f"asyncfgd K=2, {kind}"] = timed_trainer(stages_of(cut), AsyncFGD(compile=compiled), "threads", lr=SMALL)
+    return out
+
+
+def plain(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
+    """Plain PyTorch on one core: backpropagation, eager and compiled, and `torch.func.jvp`."""
+    return {"bp, eager": _backprop(network()), "bp, compiled": _backprop(torch.compile(network())), "func.jvp": _jvp()}
+
+
+def _loop(step: Callable[[Tensor, Tensor], Any]) -> Turn:
+    def turn(batches: Batches) -> float:
+        with intra_op_threads(1):
+            started = time.perf_counter()
+            for x, target in batches:
+                step(x, target)
+            return time.perf_counter() - started
+
+    return turn
+
+
+def _backprop(model: Any) -> Turn:
+    optimizer = OPTIMIZER(model.parameters(), lr=SMALL)
+
+    def step(x: Tensor, target: Tensor) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), target).backward()
+        optimizer.step()
+
+    return _loop(step)
+
+
+def _jvp() -> Turn:
+    """`torch.func.jvp` refuses to update running statistics, so the network goes without."""
+    model = network()
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
+    weights = dict(model.named_parameters())
+    optimizer = OPTIMIZER(weights.values(), lr=SMALL)
+
+    @torch.no_grad()
+    def step(x: Tensor, target: Tensor) -> None:
+        def loss(values: dict[str, Tensor]) -> Tensor:
+            return F.cross_entropy(torch.func.functional_call(model, values, (x,)), target)
+
+        u = {name: torch.randn_like(w) for name, w in weights.items()}
+        d = torch.func.jvp(loss, ({name: w.detach() for name, w in weights.items()},), (u,))[1]
+        for name, weight in weights.items():
+            weight.grad = u[name] * d
+        optimizer.step()
+
+    return _loop(step)
