@@ -30,10 +30,12 @@ def cut_in_time(tree: Any, size: int, micro: int, what: str) -> list[Piece]:
     whole = what == "target" and all(t.dim() < 2 for t in tensors)
     if whole:
         return [*[(None, 0, 0.0)] * (micro - 1), (tree, size, 1.0)]
-    for tensor in tensors:
-        if tensor.dim() < 2 or tensor.shape[1] != tensors[0].shape[1]:
-            raise ValueError(f"steps={micro} cuts sequences along their second dimension, but this {what} has none")
+    if any(tensor.dim() < 2 for tensor in tensors):
+        raise ValueError(f"steps={micro} cuts sequences along their second dimension, but this {what} has none")
     steps = tensors[0].shape[1]
+    for tensor in tensors:
+        if tensor.shape[1] != steps:
+            raise ValueError(f"steps={micro}: this {what} has tensors of {steps} and {tensor.shape[1]} time steps")
     if steps < micro:
         raise ValueError(f"steps={micro} cuts a sequence into so many pieces, but this {what} has {steps} time steps")
     lengths = _lengths(steps, micro)

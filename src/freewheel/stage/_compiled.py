@@ -16,59 +16,76 @@ Apart = tuple[Any, list[Tensor | None]]  # values, and the tangents of their lea
 
 
 class CompiledPass:
-    """The pass of a module on values and tangents like these.
+    """The pass of a module on inputs of one form, for all tangents at once.
 
     Args:
         call: Runs the module on a dual input and a target, and takes the result apart.
         index_of: The number of a parameter of the stage, None for any other tensor.
-        used: The parameters that take part.
-        leaves: The input's leaves, and their tangents, and the input's shape.
-        target: The target's leaves, and its shape.
+        x: The input's leaves and shape.
+        moved: For each tangent, the input's tangents; None for a leaf that has none.
+        target: The target's leaves and shape.
+        us: For each parameter that takes part, its tangents, stacked.
     """
 
     def __init__(
         self,
         call: Callable[[Any, Any], Apart],
         index_of: Callable[[Tensor], int | None],
-        used: Sequence[int],
-        leaves: tuple[list[Any], list[Tensor | None], Shape],
+        x: tuple[list[Any], Shape],
+        moved: list[list[Tensor | None]],
         target: tuple[list[Any], Shape],
-        tangents: list[Tensor],
+        us: dict[int, Tensor],
     ) -> None:
-        values, moved, shape = leaves
-        self.used = list(used)
-        self.form = _form(values, moved, target[0])
-        constants = [None if isinstance(t, Tensor) else t for t in (*values, *moved, *target[0])]
+        self.used = list(us)
+        self._form = _form(x[0], moved[0], target[0])
+        self._moves = [o is not None for o in moved[0]]
+        constants = [None if isinstance(t, Tensor) else t for t in (*x[0], *target[0])]
+        present = [isinstance(t, Tensor) for t in (*x[0], *target[0])]
+        seen: list[Apart] = []  # what the trace gave
 
-        present = [isinstance(t, Tensor) for t in (*values, *moved, *target[0])]
-        traced: list[tuple[list[Any], Shape, list[Tensor | None]]] = []  # what the trace gave
-
-        def flat(*tensors: Tensor) -> list[Tensor]:
-            given = iter(tensors)
-            everything = [next(given) if has else c for c, has in zip(constants, present)]
-            xs, os = everything[: len(values)], everything[len(values) : 2 * len(values)]
-            duals = [x if o is None else make_dual(x, o) for x, o in zip(xs, os)]
-            source = Given(index_of, dict(zip(self.used, given)))
+        def run(values: list[Tensor], tangents: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            left, ours = iter(values), iter(tangents)
+            every = [next(left) if has else constant for constant, has in zip(constants, present)]
+            leaves, goal = every[: len(x[0])], every[len(x[0]) :]
+            duals = [make_dual(leaf, next(ours)) if moves else leaf for leaf, moves in zip(leaves, self._moves)]
+            source = Given(index_of, dict(zip(self.used, ours)))
             with torch.enable_grad(), DualMode(source, {}):
-                out, tangents = call(unflatten(duals, shape), unflatten(everything[2 * len(values) :], target[1]))
-            traced.append((*flatten(out), tangents))
-            return [t for t in (*traced[-1][0], *tangents) if isinstance(t, Tensor)]
+                seen.append(call(unflatten(duals, x[1]), unflatten(goal, target[1])))
+            out, found = seen[-1]
+            return _tensors(flatten(out)[0]), _tensors(found)
 
-        self._run = compiled(flat, [t for t in (*values, *moved, *target[0], *tangents) if isinstance(t, Tensor)])
-        out, self._shape, found = traced[-1]
-        self._out = [None if isinstance(t, Tensor) else t for t in out]
-        self._has = [t is not None for t in found]
+        self._run = compiled(run, _tensors([*x[0], *target[0]]), [*self._stacked(moved), *us.values()])
+        out, found = seen[0]
+        leaves, self._shape = flatten(out)
+        self._leaves = [None if isinstance(t, Tensor) else t for t in leaves]
+        self._found = [t is not None for t in found]
 
-    def fits(self, values: list[Any], moved: list[Tensor | None], target: list[Any]) -> bool:
+    def fits(self, x: list[Any], moved: list[Tensor | None], target: list[Any]) -> bool:
         """Whether it was made for such an input."""
-        return _form(values, moved, target) == self.form
+        return _form(x, moved, target) == self._form
 
-    def __call__(self, values: list[Any], moved: list[Tensor | None], target: list[Any], us: list[Tensor]) -> Apart:
-        """Runs it."""
+    def __call__(
+        self, x: list[Any], moved: list[list[Tensor | None]], target: list[Any], us: list[Tensor]
+    ) -> list[Apart]:
+        """Runs it; gives the result for each tangent."""
         with torch.no_grad():
-            found = iter(self._run(*[t for t in (*values, *moved, *target, *us) if isinstance(t, Tensor)]))
-        out = [next(found) if constant is None else constant for constant in self._out]
-        return unflatten(out, self._shape), [next(found) if has else None for has in self._has]
+            values, tangents = self._run(_tensors([*x, *target]), [*self._stacked(moved), *us])
+        left = iter(values)
+        out = unflatten([next(left) if leaf is None else leaf for leaf in self._leaves], self._shape)
+        results: list[Apart] = []
+        for p in range(len(moved)):
+            each = iter(tangents)
+            results.append((out, [next(each)[p] if has else None for has in self._found]))
+        return results
+
+    def _stacked(self, moved: list[list[Tensor | None]]) -> list[Tensor]:
+        """The input's tangents, stacked, for the leaves that have any."""
+        each = [[o for o in leaf if o is not None] for leaf in zip(*moved)]
+        return [torch.stack(leaf) for leaf, moves in zip(each, self._moves) if moves]
+
+
+def _tensors(leaves: Sequence[Any]) -> list[Tensor]:
+    return [t for t in leaves if isinstance(t, Tensor)]
 
 
 def _form(*lists: Sequence[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from torch.autograd.forward_ad import make_dual, unpack_dual
 
 from freewheel.stage._compiled import Apart, CompiledPass
 from freewheel.stage._corrections import Gradients
-from freewheel.stage._recurrent import Recurrent
+from freewheel.stage._recurrent import recurrent_layers
 from freewheel.stage._stage import Stage, Tree, Unit, add
 from freewheel.stage._state import kept_buffers, scratch_buffers
 from freewheel.stage._trees import Shape, flatten, to_device, unflatten
@@ -65,8 +65,8 @@ class ForwardStage(Stage):
         super().__post_init__()
         self.tangents = self.options.tangents
         self._names: Mapping[int, str] = {}
-        self._recurrent = [m for m in self.module.modules() if isinstance(m, Recurrent)]
         self._cuts_time = self.options.schedule.along == 1
+        self._recurrent = recurrent_layers(self.module, in_pieces=self._cuts_time)
         self._directions = self._make_directions()
         self._compiled: dict[Any, CompiledPass] = {}  # by what is trained
         self._compiles = self.tangents.compile and not self._recurrent
@@ -128,10 +128,10 @@ class ForwardStage(Stage):
         values, tangents = given if isinstance(given, Dual) else (given, [])
         leaves, shape = flatten(values)
         self._share = share
-        out: list[Apart] = []
-        for p in range(self.tangents.tangents):
-            moved: list[Tensor | None] = tangents[p] if tangents else [None] * len(leaves)
-            out.append(self._run(unit, p, leaves, moved, shape, target))
+        moved: list[list[Tensor | None]] = tangents or [[None] * len(leaves)] * self.tangents.tangents
+        out = self._run_compiled(unit, leaves, moved, shape, target) if self._compiles else None
+        if out is None:
+            out = [self._run(unit, p, leaves, moved[p], shape, target) for p in range(self.tangents.tangents)]
         if not self.is_last:
             return Dual(out[0][0], [o for _, o in out])
         loss = out[0][0]
@@ -144,10 +144,6 @@ class ForwardStage(Stage):
     ) -> Apart:
         """One dual pass: values and their tangents; at the last stage, the loss and its derivative."""
         waiting = self._waiting[unit[0]]
-        if self._compiles and not (waiting.frozen and all(o is None for o in moved)):
-            found = self._run_compiled(unit, p, leaves, moved, shape, target)
-            if found is not None:
-                return found
         # Whether the module edits its input is found out on a copy, the first time; then only editors get one.
         used = [t.clone() if isinstance(t, Tensor) else t for t in leaves] if self._edits else leaves
         duals = [t if o is None else make_dual(t, o) for t, o in zip(used, moved)]
@@ -161,39 +157,41 @@ class ForwardStage(Stage):
         return (result[0], [result[1]]) if self.is_last else _taken_apart(result)
 
     def _run_compiled(
-        self, unit: Unit, p: int, leaves: list[Any], moved: list[Tensor | None], shape: Shape, target: Tree
-    ) -> Apart | None:
-        """The same, compiled; None where there is no compiled pass for such an input.
+        self, unit: Unit, leaves: list[Any], moved: list[list[Tensor | None]], shape: Shape, target: Tree
+    ) -> list[Apart] | None:
+        """The passes of all tangents, compiled; None where there is no compiled pass for such an input.
 
         A pass is compiled for the first form of input that is met, and anew when other parameters are trained.
         """
         batch, micro = unit
-        waiting, place = self._waiting[batch], (micro if self.tangents.each == "micro" else 0, p)
+        waiting = self._waiting[batch]
+        if waiting.frozen and all(o is None for o in moved[0]):
+            return None
         key = tuple(alpha > 0 for alpha in waiting.alphas), self._share > 0
         given, target_shape = flatten(to_device(target, self.device))
         ready = self._compiled.get(key)
+        if ready is not None and not ready.fits(leaves, moved[0], given):
+            return None
+        used = self._probe(unit, waiting, leaves, moved[0], shape, target) if ready is None else ready.used
+        if ready is None and self._draws:
+            warnings.warn(f"stage {self.index} draws random numbers (dropout?): it is not compiled", stacklevel=1)
+            self._compiles = False
+            return None
+        which = micro if self.tangents.each == "micro" else 0
+        sources = [Source(self._directions, waiting, (which, p)) for p in range(self.tangents.tangents)]
+        us = {index: torch.stack([source.tangent(index) for source in sources]) for index in used}  # pyright: ignore
         if ready is None:
-            used = self._probe(unit, waiting, leaves, moved, shape, target)
-            if self._draws:
-                warnings.warn(f"stage {self.index} draws random numbers (dropout?): it is not compiled", stacklevel=1)
-                self._compiles = False
-                return None
             with kept_buffers(self.module):
                 ready = self._compiled[key] = CompiledPass(
                     lambda x, y: self._call_apart(unit, x, y),
                     self._directions.index_of,
-                    used,
-                    (leaves, moved, shape),
+                    (leaves, shape),
+                    moved,
                     (given, target_shape),
-                    [self._directions.parameters[i].detach() for i in used],
+                    us,
                 )
-        if not ready.fits(leaves, moved, given):
-            return None
-        source = Source(self._directions, waiting, place)
-        us = [u for u in map(source.tangent, ready.used) if u is not None]
         values = [t.clone() if isinstance(t, Tensor) else t for t in leaves] if self._edits else leaves
-        with kept_buffers(self.module) if p else nullcontext():
-            return ready(values, moved, given, us)
+        return ready(values, moved, given, list(us.values()))
 
     def _probe(
         self, unit: Unit, waiting: Waiting, leaves: list[Any], moved: list[Tensor | None], shape: Shape, target: Tree
@@ -220,7 +218,7 @@ class ForwardStage(Stage):
                 if micro == 0 and p == 0:
                     self._states = [[None] * len(self._recurrent) for _ in range(self.tangents.tangents)]
                 for layer, state in zip(self._recurrent, self._states[p]):
-                    layer.state = state
+                    layer.go_on(state)
             place = micro if self.tangents.each == "micro" else 0, p
             source = Source(self._directions, waiting, place)
             mover = None

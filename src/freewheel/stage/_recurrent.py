@@ -35,19 +35,43 @@ class Recurrent(nn.Module):
             raise ValueError("layer must have batch_first=True and one direction, since time comes in pieces")
         self.layer, self.last = layer, last
         self.state: Any = None
-        self._streams = False
+        self._streams = self._called = False
 
     def stream(self, on: bool) -> None:
         """Whether the state is kept from one call to the next; forgets it."""
-        self.state, self._streams = None, on
+        self._streams = on
+        self.go_on(None)
+
+    def go_on(self, state: Any) -> None:
+        """The next call starts from this state; None is zero."""
+        self.state, self._called = state, False
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs of all steps, or of the last."""
+        if x.dim() != 3:
+            raise ValueError(f"a Recurrent layer takes (samples, steps, features), got {tuple(x.shape)}")
+        if self._called:
+            raise RuntimeError(
+                "a Recurrent layer is called twice in one pass: with steps=…, use one layer for each call"
+            )
         out, state = self.layer(x, self.state)
         if self._streams:
-            self.state = state
+            self.state, self._called = state, True
         return out[:, -1] if self.last else out
 
     def extra_repr(self) -> str:
         """The option."""
         return f"last={self.last}"
+
+
+def recurrent_layers(module: nn.Module, *, in_pieces: bool) -> list[Recurrent]:
+    """The layers of a module that have a state; refuses those that would lose theirs where time comes in pieces."""
+    found = [part for part in module.modules() if isinstance(part, Recurrent)]
+    kept = {id(layer.layer) for layer in found}
+    for name, part in module.named_modules():
+        if in_pieces and isinstance(part, nn.RNNBase) and id(part) not in kept:
+            raise TypeError(
+                f"{name!r} would start anew with every piece of a sequence: with steps=…, use "
+                f"fw.Recurrent(nn.{type(part).__name__}(...)) in its place"
+            )
+    return found

@@ -1,20 +1,23 @@
 """A dual pass as one compiled function.
 
 The pass is traced once with real tensors: what comes out is a graph of plain operations on values and tangents, with
-parameters and buffers in it by reference, and no dual numbers left. It goes to the compiler of `torch.compile` as it
-is, so that a call costs no guards, and stages in other threads are not disturbed.
+parameters and buffers in it by reference, and no dual numbers left. Several tangents are batched on it: the values are
+computed once. The graph goes to the compiler of `torch.compile` as it is, so that a call costs no guards, and stages in
+other threads are not disturbed.
 """
 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-Flat = Callable[..., Sequence[Tensor]]
+Pass = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
 
 _one_at_a_time = threading.Lock()  # tracing and compiling change what is global in torch
 
@@ -30,17 +33,42 @@ class Given:
         return self._tangents.get(index)
 
 
-def compiled(flat: Flat, inputs: list[Tensor]) -> Flat:
-    """A function of tensors, compiled for tensors like these; its own effects on buffers are kept."""
-    with _one_at_a_time:
+def compiled(run: Pass, values: list[Tensor], tangents: list[Tensor]) -> Pass:
+    """A function from values and tangents to values and tangents, compiled for tensors like these.
+
+    Args:
+        run: Takes and gives tensors for one tangent. What it does to buffers in place, the compiled function does too.
+        values: Values like those it will get.
+        tangents: Tangents like those it will get, stacked over the first dimension.
+    """
+    single = [t[0] for t in tangents]
+    with _one_at_a_time, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the compiler's own
         try:
-            graph = make_fx(flat)(*inputs)
-            graph.graph.eliminate_dead_code()
-            graph.recompile()
-            with torch.no_grad():
-                return torch._inductor.compile(graph, inputs)  # pyright: ignore
+            graph = _traced(run, values, single)
+            if tangents and tangents[0].shape[0] == 1:
+                function = _inductor(graph, values, single)
+                return lambda v, t: _stacked(function(v, [each[0] for each in t]))
+            batched = torch.func.vmap(graph, in_dims=(None, 0), out_dims=(None, 0))  # pyright: ignore
+            graph = _traced(batched, values, tangents)
+            return _inductor(graph, values, tangents)
         except Exception as error:
             reason = str(error).strip().split("\n")[0]
-            raise RuntimeError(
-                f"compile=True: the dual pass cannot be compiled ({reason}); leave compile out"
-            ) from error
+            raise RuntimeError(f"compile=True: the pass cannot be compiled ({reason}); leave compile out") from error
+
+
+def _traced(run: Pass, *inputs: list[Tensor]) -> GraphModule:
+    graph = make_fx(run)(*inputs)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+def _inductor(graph: GraphModule, *inputs: list[Tensor]) -> Pass:
+    with torch.no_grad():
+        return torch._inductor.compile(graph, list(inputs))  # pyright: ignore
+
+
+def _stacked(out: tuple[Sequence[Tensor], Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    values, tangents = out
+    return list(values), [t.unsqueeze(0) for t in tangents]

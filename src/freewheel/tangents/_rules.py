@@ -46,7 +46,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         else:
             y, dy = F.linear(rows, w, b), F.linear(moved, w, db)
         if dw is not None:
-            dy.addmm_(rows, dw.t())
+            dy = torch.addmm(dy, rows, dw.t())
     shape = (*x.shape[:-1], w.shape[0])
     return make_dual(y.reshape(shape), dy.reshape(shape))
 
@@ -77,11 +77,11 @@ def batch_norm(
     view = (1, -1, *[1] * (x.dim() - 2))
     if dw is not None:
         by_x = dw * rstd
-        dy.addcmul_(x, by_x.view(view))
+        dy = torch.addcmul(dy, x, by_x.view(view))
         shift = -by_x * mean
-        dy.add_((shift if db is None else shift + db).view(view))
+        dy = dy.add_((shift if db is None else shift + db).view(view))
     elif db is not None:
-        dy.add_(db.view(view))
+        dy = dy + db.view(view)
     return make_dual(y, dy)
 
 

@@ -1,0 +1,57 @@
+"""Compiled dual passes: the same steps, within rounding, and the same bits on every runtime."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import freewheel as fw
+from rows import batches, same_bits, tensors, trainer
+
+
+def stages() -> list[nn.Module]:
+    """BatchNorm, whose statistics must be updated once, and a stage that edits its input."""
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Tanh())
+    return [first, nn.Sequential(nn.ReLU(inplace=True), nn.Linear(12, 3))]
+
+
+def trained(compiled: bool, runtime: str = "simulate", fits: int = 1, **options) -> list[torch.Tensor]:
+    modules = stages()
+    run = trainer(modules, fw.AsyncFGD(compile=compiled, **options), runtime=runtime)
+    for _ in range(fits):
+        run.fit(batches(8))
+    return tensors(*modules)
+
+
+@pytest.mark.parametrize("options", [{}, {"tangents": 3}, {"scale": {"*.bias": 0.0}}], ids=str)
+def test_compiled_steps_are_the_same_steps(options: dict) -> None:
+    eager, compiled = trained(False, **options), trained(True, **options)
+    for a, b in zip(eager, compiled):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    assert not same_bits(eager, trained(False, distribution="sphere"))  # the steps do differ between directions
+
+
+def test_threads_equal_simulate_when_compiled() -> None:
+    assert same_bits(trained(True, "simulate", fits=2), trained(True, "threads", fits=2))
+
+
+def test_a_stage_that_draws_is_not_compiled() -> None:
+    modules = [nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.3)), nn.Linear(12, 3)]
+    with pytest.warns(UserWarning, match="stage 0 draws random numbers"):
+        trainer(modules, fw.FGD(compile=True)).fit(batches(2))
+
+
+def test_what_cannot_be_traced_is_said_in_one_line() -> None:
+    class Asks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if x.sum() > 0 else x
+
+    with pytest.raises(fw.StageError, match=r"stage 1 .*compile=True: .*leave compile out"):
+        trainer([nn.Linear(6, 3), Asks()], fw.FGD(compile=True)).fit(batches(2))
+
+
+def test_activations_cannot_be_compiled() -> None:
+    with pytest.raises(ValueError, match="compile=True with perturb='activations'"):
+        fw.AsyncFGD(compile=True, perturb="activations")
