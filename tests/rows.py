@@ -25,6 +25,13 @@ class Row:
         return self.name
 
 
+def late_forward(k: int) -> fw.Pipeline:
+    """Forward gradients in a free combination."""
+    return fw.Pipeline(
+        credit="forward", delays=(2,) * k, tangents=fw.Tangents(scale=0.1), corrections=[fw.Accumulate(3)]
+    )
+
+
 ROWS = [
     Row("bp", lambda k: fw.BP()),
     Row("gpipe", lambda k: fw.GPipe(micro=3)),
@@ -39,6 +46,14 @@ ROWS = [
     Row("pipemare", lambda k: fw.PipeMare(anneal=20)),
     Row("predict", lambda k: fw.Pipeline(delays=tuple(range(k))[::-1], weights="predict")),
     Row("compensated", lambda k: fw.Pipeline(delays=(2,) * k, corrections=[fw.DelayCompensation(0.5)])),
+    Row("fgd", lambda k: fw.FGD(scale=0.1)),
+    Row("fgd-mp", lambda k: fw.FGDMP(scale=0.1, distribution="rademacher")),
+    Row("fgd-dp", lambda k: fw.FGDDP(scale=0.1, replicas=2)),
+    Row("fgd-sync", lambda k: fw.FGDSync(scale=0.1, micro=3)),
+    Row("asyncfgd", lambda k: fw.AsyncFGD(scale=0.1)),
+    Row("asyncfgd-kept", lambda k: fw.AsyncFGD(scale=0.1, checkpoint=False, tangents=2, distribution="sphere")),
+    Row("asyncfgd-activations", lambda k: fw.AsyncFGD(scale=0.1, perturb="activations")),
+    Row("late-forward", late_forward),
     Row("accumulated", lambda k: fw.Pipeline(delays=tuple(range(k))[::-1], corrections=[fw.Accumulate(3)])),
 ]
 

@@ -37,3 +37,75 @@ def test_autocast_and_convolutions_on_a_gpu():
         stages = [nn.Conv2d(3, 8, 3).cuda(), nn.Sequential(nn.Flatten(), nn.Linear(8 * 36, 3)).cuda()]
         loader = [(torch.randn(4, 3, 8, 8), torch.randint(3, (4,))) for _ in range(6)]
         trainer(stages, "fdg", runtime=runtime, autocast=torch.bfloat16).fit(loader)
+
+
+class Attention(nn.Module):
+    """A fused kernel, which has no forward derivative of its own."""
+
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+class First(nn.Module):
+    """A recurrent layer's outputs."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: First(nn.LSTM(6, 6, num_layers=2, batch_first=True)),
+        lambda: First(nn.GRU(6, 6, bidirectional=True, batch_first=True)),
+        lambda: First(nn.RNN(6, 6, batch_first=True)),
+        lambda: nn.Sequential(nn.Linear(6, 6), Attention()),
+        lambda: nn.TransformerEncoderLayer(6, 2, 12, dropout=0.0, batch_first=True),
+        lambda: nn.Sequential(nn.Conv1d(5, 5, 3, padding=1), nn.BatchNorm1d(5), nn.GroupNorm(5, 5)),
+    ],
+    ids=["lstm", "gru", "rnn", "attention", "transformer", "norms"],
+)
+def test_a_forward_gradient_on_a_gpu_is_the_derivative_of_reverse_mode(layer):
+    torch.manual_seed(0)
+    module = nn.Sequential(layer(), nn.Flatten(), nn.LazyLinear(3)).double().cuda()
+    x, y = torch.randn(4, 5, 6, dtype=torch.float64), torch.randint(3, (4,))
+    module(x.cuda())
+    given = {name: torch.randn_like(p) for name, p in module.named_parameters()}
+    with torch.backends.cudnn.flags(enabled=False):
+        loss = nn.functional.cross_entropy(module(x.cuda()), y.cuda())
+        true = torch.autograd.grad(loss, list(module.parameters()))
+    d = sum((g * given[name]).sum() for (name, _), g in zip(module.named_parameters(), true))
+    before = [p.detach().clone() for p in module.parameters()]
+    step = torch.optim.SGD
+    method = fw.FGD(direction=lambda batch, stage, params: given)
+    trainer([module], method, optimizer=lambda params: step(params, lr=1.0)).fit([(x, y)])
+    for old, (name, new) in zip(before, module.named_parameters()):
+        torch.testing.assert_close(old - new, d * given[name], rtol=1e-9, atol=1e-9)
+
+
+def test_compiled_dual_passes_on_a_gpu():
+    results = []
+    for compiled, runtime in ((False, "simulate"), (True, "simulate"), (True, "threads")):
+        torch.manual_seed(0)
+        stages = [nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).cuda()]
+        stages.append(nn.Sequential(nn.Flatten(), nn.Linear(8 * 36, 3)).cuda())
+        g = torch.Generator().manual_seed(1)
+        loader = [(torch.randn(4, 3, 8, 8, generator=g), torch.randint(3, (4,), generator=g)) for _ in range(6)]
+        method = fw.AsyncFGD(scale=0.01, compile=compiled)
+        trainer(stages, method, runtime=runtime).fit(loader)
+        results.append(tensors(*stages))
+    assert same_bits(results[1], results[2])
+    for eager, compiled in zip(results[0], results[1]):
+        torch.testing.assert_close(eager, compiled, rtol=1e-3, atol=1e-4)
+
+
+def test_rademacher_tangents_agree_between_cpu_and_gpu():
+    from freewheel.tangents import Drawer
+
+    here, there = (Drawer("rademacher", torch.device(d)).draw((3, 1, 4), torch.zeros(5, 7)) for d in ("cpu", "cuda"))
+    assert there.device.type == "cuda"
+    assert torch.equal(here, there.cpu())

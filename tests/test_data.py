@@ -256,6 +256,10 @@ def test_augmentation_repeats_with_the_epoch():
         (lambda: data.load("digits", shape=(1, 8, 8)), ValueError, "shape is for 'synthetic' alone"),
         (lambda: data.load("digits", classes=10), ValueError, "classes is for 'synthetic' alone"),
         (lambda: data.load("synthetic", augment=True), ValueError, "'synthetic' has no augmentation"),
+        (lambda: data.load("digits-rows", augment=True), ValueError, "'digits-rows' has no augmentation"),
+        (lambda: data.load("digits-rows", steps=8), ValueError, "steps is for 'text' alone"),
+        (lambda: data.load("text", shape=(8,)), ValueError, "shape is for 'synthetic' alone"),
+        (lambda: data.load("text"), ValueError, "data set 'text' is read from a file: pass root=, a text file"),
         (lambda: data.load("synthetic", shape=(8, 8)), ValueError, "shape must be three ints"),
         (lambda: data.load("synthetic", shape=8), TypeError, "shape must be three ints"),
         (lambda: data.load("synthetic", shape=(1, 0, 8)), ValueError, "shape[1]=0: give 1 or more"),
@@ -411,6 +415,57 @@ def test_synthetic_is_seeded_and_can_be_learned():
     assert (nearest == made.test.labels).float().mean() > 0.9
 
 
+def test_rows_of_digits_are_the_digits():
+    rows, digits = data.load("digits-rows", seed=4), data.load("digits", seed=4)
+    assert (rows.name, rows.classes, rows.in_shape) == ("digits-rows", 10, (8, 8))
+    for one, other in ((rows.train, digits.train), (rows.test, digits.test)):
+        for (x, y), (images, labels) in zip(one, other, strict=True):
+            assert torch.equal(x, images[:, 0])
+            assert torch.equal(y, labels)
+
+
+@pytest.mark.parametrize("as_folder", [True, False], ids=["folder", "file"])
+def test_a_text_is_read_with_the_next_character_for_a_target(tmp_path, as_folder):
+    (tmp_path / "a.txt").write_text("abcab cab\nabcabä", encoding="utf-8")
+    loaded = data.load("text", root=tmp_path if as_folder else tmp_path / "a.txt", steps=3, batch_size=2)
+    assert (loaded.name, loaded.vocabulary, loaded.classes, loaded.in_shape) == ("text", "\n abcä", 6, (3,))
+    assert loaded.train.images.dtype == torch.int64
+    letters = [
+        ["".join(loaded.vocabulary[i] for i in row) for row in part.tolist()]
+        for part in (loaded.train.images, loaded.train.labels, loaded.test.images, loaded.test.labels)
+    ]
+    assert letters == [["abc", "ab ", "cab", "\nab"], ["bca", "b c", "ab\n", "abc"], ["cab"], ["abä"]]
+    x, y = next(iter(loaded.train))
+    assert x.shape == y.shape == (2, 3)
+
+
+def test_the_last_tenth_of_a_text_is_to_test(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(chr(97 + i % 26) for i in range(64 * 40 + 1)))
+    loaded = data.load("text", root=tmp_path)
+    assert (loaded.train.images.shape, loaded.test.images.shape, loaded.classes) == ((36, 64), (4, 64), 26)
+    assert data.load("text", root=tmp_path, train_limit=5).train.images.shape == (5, 64)
+
+
+@pytest.mark.parametrize(
+    ("files", "root", "error", "message"),
+    [
+        ({}, "", ValueError, "must hold one .txt file, found none: pass the path of the file itself"),
+        ({"a.txt": b"", "b.txt": b""}, "", ValueError, "must hold one .txt file, found a.txt, b.txt: pass"),
+        ({}, "a.txt", FileNotFoundError, "a.txt is missing: pass a text file, or a folder that holds one"),
+        ({"a.txt": b"ab\xff"}, "", ValueError, "a.txt is not a text in UTF-8 (byte 2): save it as such"),
+        ({"a.txt": b""}, "", ValueError, "has 0 characters: two sequences of 64 and the character after them take 129"),
+        ({"a.txt": b"x" * 128}, "a.txt", ValueError, "has 128 characters: two sequences of 64"),
+    ],
+)
+def test_a_bad_text_is_refused_in_one_line(tmp_path, files, root, error, message):
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(error) as caught:
+        data.load("text", root=tmp_path / root)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_data_is_frozen():
     made = data.load("synthetic", shape=(1, 2, 2))
     with pytest.raises(FrozenInstanceError):
@@ -418,4 +473,4 @@ def test_data_is_frozen():
 
 
 def test_names_are_those_that_load_knows():
-    assert data.names() == ("digits", "mnist", "fashion-mnist", "cifar10", "synthetic")
+    assert data.names() == ("digits", "digits-rows", "mnist", "fashion-mnist", "cifar10", "text", "synthetic")

@@ -271,7 +271,7 @@ def free(order: str, *delays: int, corrections: Sequence[fw.Correction] = (), **
     return Case(made, len(delays), {"delays": delays, "order": order, **definition})
 
 
-PATTERNS = {"1.*.bias": 0.0, "*.bias": 2.0, "2.1.weight": 0.25, "0.weight": 0.5, "1.weight": 3.0}
+PATTERNS = {"1.*.bias": 0.0, "*.bias": 2.0, "2.2.weight": 0.25, "0.weight": 0.5, "1.weight": 3.0}
 
 CASES = {
     **{f"asyncfgd-{k}": case("asyncfgd", delays=late(k)) for k in (1, 2, 3, 4)},

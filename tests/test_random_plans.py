@@ -91,3 +91,59 @@ def test_random_pipelines_end_and_see_the_promised_versions(runtime, choices, ba
             assert forwards == promised
         late = delay and weights in ("stash", "predict")
         assert backwards == (promised if late else [(n, n) for n in range(batches)])
+
+
+class ForwardCounter(nn.Module):
+    """The same for forward gradients: every tangent is 1, so that d is the number of stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.seen: list[tuple[int, float]] = []
+
+    def forward(self, message):
+        value, batch = message
+        self.seen.append((int(batch[0]), self.weight.item()))
+        return value + self.weight, batch
+
+
+forward_pipelines = st.integers(1, 4).flatmap(
+    lambda k: st.builds(
+        dict,
+        delays=st.lists(st.integers(0, 4), min_size=k, max_size=k).map(tuple),
+        order=st.sampled_from(["forward", "backward"]),
+        micro=st.integers(1, 3),
+        queues=st.one_of(
+            st.just(()),
+            st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=k - 1, max_size=k - 1).map(tuple),
+        ),
+    )
+)
+
+
+@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+@settings(max_examples=300, deadline=None)
+@given(choices=forward_pipelines, batches=st.integers(1, 9), slack=st.integers(0, 2))
+def test_random_forward_pipelines_end_and_see_the_promised_versions(runtime, choices, batches, slack):
+    delays = choices["delays"]
+    stages = [ForwardCounter() for _ in delays]
+    ones = fw.Tangents(direction=lambda batch, stage, params: {name: torch.ones_like(p) for name, p in params.items()})
+    try:
+        trainer = fw.Trainer(
+            stages,
+            method=fw.Pipeline(credit="forward", tangents=ones, **choices),
+            loss=lambda out, target: out[0].mean(),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1 / len(delays), maximize=True),
+            runtime=runtime,
+            threads=1,
+            slack=slack,
+        )
+    except ValueError:
+        return  # refused: an increasing delay, or queues too short
+    loader = [((torch.zeros(3), torch.full((3,), n)), torch.zeros(3)) for n in range(batches)]
+    trainer.fit(loader)
+    for stage, delay in zip(stages, delays):
+        gap = delay - (choices["order"] == "backward" and delay > 0)
+        promised = [(n, max(0, n - gap)) for n in range(batches) for _ in range(choices["micro"])]
+        assert [(n, round(version, 3)) for n, version in stage.seen] == promised
+        assert stage.weight.item() == pytest.approx(batches)
