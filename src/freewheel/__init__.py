@@ -26,7 +26,7 @@ from freewheel.plan import Plan, PlanError
 from freewheel.runtime import RUNTIMES, StageError
 from freewheel.split import Stages, split
 from freewheel.stage import Accumulate, Correction, DelayCompensation, Discrepancy, Recurrent, Shrink, StalenessStep
-from freewheel.tangents import Tangents
+from freewheel.tangents import Tangents, Transfer
 from freewheel.trainer import Chain, Epoch, EpochEnd, History, Score, Trainer, accuracy
 
 __version__ = "0.1.0"
@@ -68,6 +68,7 @@ __all__ = [
     "StalenessStep",
     "Tangents",
     "Trainer",
+    "Transfer",
     "accuracy",
     "data",
     "method",

@@ -94,7 +94,7 @@ class Interpreter:
         self._verbs: dict[Op, Callable[[Unit], None]] = {
             Op.FORWARD: self._forward,
             Op.UPDATE: self._update,
-            Op.SEND_ACTIVATION: lambda unit: links[Op.SEND_ACTIVATION].put(self._activation),
+            Op.SEND_ACTIVATION: lambda unit: links[Op.SEND_ACTIVATION].put(self._handed_over()),
             Op.RECEIVE_ACTIVATION: lambda unit: self._received.update({unit: links[Op.RECEIVE_ACTIVATION].get()}),
             Op.SEND_TURN: lambda unit: links[Op.SEND_TURN].put(unit),
             Op.RECEIVE_TURN: lambda unit: links[Op.RECEIVE_TURN].get(),
@@ -198,6 +198,11 @@ class Interpreter:
         loss = self.stage.forward(unit, x, target, size, share)
         if loss is not None and loss.device.type == "cpu" and not math.isfinite(loss.item()):
             raise FloatingPointError(f"the loss is {loss.item()}: {NOT_FINITE}")
+
+    def _handed_over(self) -> Any:
+        """The activation to send, which from here on is the next stage's alone."""
+        activation, self._activation = self._activation, None
+        return activation
 
     def _update(self, unit: Unit) -> None:
         self._gaps += self.stage.version - self._seen.pop(unit[0])

@@ -3,11 +3,12 @@
 from freewheel.tangents._activations import Mover
 from freewheel.tangents._compiled import Given, compiled
 from freewheel.tangents._config import DISTRIBUTIONS, PERTURBS, Direction, Distribution, Perturb, Tangents
-from freewheel.tangents._directions import Derivatives, Directions, Source, Waiting
+from freewheel.tangents._directions import Derivatives, Directions, Place, Source, Waiting
 from freewheel.tangents._draw import Drawer
 from freewheel.tangents._level import enter_level, leave_level
 from freewheel.tangents._mode import DualMode, explained
-from freewheel.tangents._scale import Scale
+from freewheel.tangents._scale import Scale, check_patterns
+from freewheel.tangents._transfer import Transfer
 
 __all__ = [
     "DISTRIBUTIONS",
@@ -21,10 +22,13 @@ __all__ = [
     "Given",
     "Mover",
     "Perturb",
+    "Place",
     "Scale",
     "Source",
     "Tangents",
+    "Transfer",
     "Waiting",
+    "check_patterns",
     "compiled",
     "enter_level",
     "explained",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 # A number for all parameters; or numbers by patterns of parameter names, of which the first that matches counts; or a
@@ -35,14 +35,49 @@ def alphas(scale: Scale, epoch: int, names: Sequence[tuple[str, ...]], groups: S
         >>> alphas({"*.bias": 0.5, "fc.*": 0}, 0, [("fc.bias",), ("fc.weight",), ("conv.weight",)], [1, 1, 2])
         [0.5, 0.0, 2.0]
     """
+    now = _in_epoch(scale, epoch)
+    if not isinstance(now, Mapping):
+        return [float(now) * group for group in groups]
+    matches = [_first(now, known) for known in names]
+    return [float(group if match is None else now[match]) for match, group in zip(matches, groups)]
+
+
+def check_patterns(scale: Scale, epochs: Iterable[int], names: Sequence[tuple[str, ...]]) -> None:
+    """Refuses a pattern that decides about no parameter in one of these epochs; `names` are those of all stages.
+
+    Example:
+        >>> check_patterns({"fc.*": 1, "*.biass": 0.1, "*": 0}, [0], [("conv.bias",), ("fc.weight",)])
+        Traceback (most recent call last):
+        ...
+        ValueError: scale has the pattern '*.biass', but no parameter is called so: there are conv.bias, fc.weight
+    """
+    seen: set[tuple[str, ...]] = set()
+    for epoch in epochs if callable(scale) else [0]:
+        now = _in_epoch(scale, epoch)
+        if not isinstance(now, Mapping) or tuple(now) in seen:
+            continue
+        seen.add(tuple(now))
+        used = {_first(now, known) for known in names}
+        for pattern in now:
+            if pattern == "*" or pattern in used:
+                continue
+            if _first([pattern], [n for known in names for n in known]) is None:
+                few = ", ".join([known[0] for known in names][:3] + ["…"] * (len(names) > 3))
+                raise ValueError(f"scale has the pattern {pattern!r}, but no parameter is called so: there are {few}")
+            raise ValueError(
+                f"scale has the pattern {pattern!r}, but all that it names is taken by patterns before it: of several "
+                "the first counts, so put it further up, or leave it out"
+            )
+
+
+def _in_epoch(scale: Scale, epoch: int) -> Alphas:
     now = scale(epoch) if callable(scale) else scale
     check_scale(now)
     if callable(now):
         raise TypeError(f"scale gave a function for epoch {epoch}: it must give a number or a dict")
-    if not isinstance(now, Mapping):
-        return [float(now) * group for group in groups]
-    out = []
-    for known, group in zip(names, groups):
-        match = next((a for pattern, a in now.items() if any(fnmatchcase(n, pattern) for n in known)), group)
-        out.append(float(match))
-    return out
+    return now
+
+
+def _first(patterns: Iterable[str], names: Sequence[str]) -> str | None:
+    """The first pattern that matches one of the names."""
+    return next((pattern for pattern in patterns if any(fnmatchcase(name, pattern) for name in names)), None)

@@ -16,6 +16,7 @@ from freewheel.plan import Plan
 from freewheel.runtime import RUNTIMES
 from freewheel.split import Stages
 from freewheel.stage import ChainStage, ForwardStage, Loss, StageOptions, homes
+from freewheel.tangents import check_patterns
 from freewheel.trainer._checks import (
     OptimizerFactory,
     check_autocast,
@@ -121,8 +122,14 @@ class Trainer:
         for stage in self._stages:
             if isinstance(stage, ForwardStage):
                 stage.name_parameters(names)
+        self._check_scale(range(1))
         self._batches = self._epochs = 0
         self._running = False
+
+    def _check_scale(self, epochs: range) -> None:
+        """Refuses name patterns that fit nothing in these epochs, before any of them begins."""
+        names = [names for stage in self._stages if isinstance(stage, ForwardStage) for names in stage.names]
+        check_patterns(self._options.tangents.scale, epochs, names)
 
     @property
     def stages(self) -> list[nn.Module]:
@@ -182,6 +189,7 @@ class Trainer:
                 raise TypeError(f"callbacks holds {callback!r}: give functions of an EpochEnd")
         if self._running:
             raise RuntimeError("fit is already running on this trainer: wait for it, or make another trainer")
+        self._check_scale(range(self._epochs, self._epochs + epochs))
         self._running = True
         try:
             history = fit(

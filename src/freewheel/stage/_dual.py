@@ -1,0 +1,220 @@
+"""A stage that runs its module on dual numbers: the passes of `ForwardStage`, eager and compiled."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.forward_ad import make_dual, unpack_dual
+
+from freewheel.stage._compiled import Apart, CompiledPass
+from freewheel.stage._recurrent import recurrent_layers
+from freewheel.stage._stage import Stage, Tree, Unit
+from freewheel.stage._state import kept_buffers, scratch_buffers
+from freewheel.stage._trees import Shape, flatten, to_device, unflatten
+from freewheel.tangents import Directions, DualMode, Mover, Place, Source, Waiting, enter_level, explained, leave_level
+
+
+class DualStage(Stage):
+    """Runs one pass for each tangent. What becomes of the results is `ForwardStage`'s."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.tangents = self.options.tangents
+        self._cuts_time = self.options.schedule.along == 1
+        self._recurrent = recurrent_layers(self.module, in_pieces=self._cuts_time)
+        self._states: list[list[Any]] = []  # of recurrent layers, for each tangent
+        self._compiled: dict[Any, CompiledPass] = {}  # by what is trained
+        self._compiles = self.tangents.compile and not self._recurrent
+        self._directions = self._make_directions()
+
+    @abstractmethod
+    def _make_directions(self) -> Directions:
+        """The tangents of the stage's parameters, as they and the optimizer are now."""
+
+    def begin(self, batches_before: int, epochs_before: int) -> None:
+        """Starts a run; tensors may carry tangents from here on."""
+        super().begin(batches_before, epochs_before)
+        enter_level()
+        self._directions = self._make_directions()
+        self._scrubs = True  # whether the module puts tangents into its buffers, as its first forward shows
+        for layer in self._recurrent:
+            layer.stream(self._cuts_time)
+
+    def end(self) -> None:
+        """Ends it."""
+        for layer in self._recurrent:
+            layer.stream(False)
+        self._states = []
+        super().end()
+        leave_level()
+
+    # -- passes -----------------------------------------------------------------------------------------------------
+
+    def _passes(
+        self,
+        unit: Unit,
+        waiting: Waiting,
+        x: tuple[list[Any], Shape],
+        moved: list[list[Tensor | None]],
+        target: Tree,
+        lossy: bool,
+    ) -> list[Apart]:
+        """The dual passes of all tangents: values and their tangents; at the last stage, the loss and its derivative.
+
+        Args:
+            unit: The batch and micro-batch.
+            waiting: What is known of the batch.
+            x: The input's leaves and its shape.
+            moved: For each tangent, those of the input's leaves.
+            target: The target, for the last stage.
+            lossy: Whether there is a loss, which a sequence has at its end alone.
+        """
+        still = all(o is None for each in moved for o in each)
+        count = self.tangents.tangents
+        if still and waiting.frozen and not self._recurrent:  # nothing moves: all passes are the same
+            return [self._run(unit, 0, waiting, x, moved[0], target, still)] * count
+        if self._compiles:
+            out = self._run_compiled(unit, waiting, x, moved, target, lossy)
+            if out is not None:
+                return out
+        return [self._run(unit, p, waiting, x, moved[p], target, still) for p in range(count)]
+
+    def _run(
+        self,
+        unit: Unit,
+        p: int,
+        waiting: Waiting,
+        x: tuple[list[Any], Shape],
+        moved: list[Tensor | None],
+        target: Tree,
+        still: bool,
+    ) -> Apart:
+        """One pass."""
+        leaves, shape = x
+        # Whether the module edits its input is found out on a copy, the first time; then only editors get one.
+        used = [t.clone() if isinstance(t, Tensor) else t for t in leaves] if self._edits else leaves
+        duals = [t if o is None else make_dual(t, o) for t, o in zip(used, moved)]
+        with self._pass(unit, p, waiting, still=still):
+            result = self._call_apart(unit, unflatten(duals, shape), target)
+        self._edits = self._edits and any(isinstance(t, Tensor) and t._version > 0 for t in used)
+        return result
+
+    def _call_apart(self, unit: Unit, x: Tree, target: Tree) -> Apart:
+        result = self._call(unit, x, target)
+        return (result[0], [result[1]]) if self.is_last else taken_apart(result)
+
+    def _run_compiled(
+        self,
+        unit: Unit,
+        waiting: Waiting,
+        x: tuple[list[Any], Shape],
+        moved: list[list[Tensor | None]],
+        target: Tree,
+        lossy: bool,
+    ) -> list[Apart] | None:
+        """All passes, compiled; None where there is no compiled pass for such an input.
+
+        A pass is compiled for the first form of input that is met, and anew when other parameters are trained.
+        """
+        leaves, _ = x
+        key = tuple(alpha > 0 for alpha in waiting.alphas), lossy
+        given, target_shape = flatten(to_device(target, self.device))
+        ready = self._compiled.get(key)
+        if ready is not None and not ready.fits(leaves, moved[0], given):
+            return None
+        used = self._probe(unit, waiting, x, moved[0], target) if ready is None else ready.used
+        if ready is None and self._draws:
+            warnings.warn(f"stage {self.index} draws random numbers (dropout?): it is not compiled", stacklevel=1)
+            self._compiles = False
+            return None
+        sources = [Source(self._directions, waiting, self._place(unit, p)) for p in range(self.tangents.tangents)]
+        us = {index: torch.stack([source.tangent(index) for source in sources]) for index in used}  # pyright: ignore
+        if ready is None:
+            with kept_buffers(self.module):
+                ready = self._compiled[key] = CompiledPass(
+                    lambda x, y: self._call_apart(unit, x, y),
+                    self._directions.index_of,
+                    x,
+                    moved,
+                    (given, target_shape),
+                    us,
+                )
+        values = [t.clone() if isinstance(t, Tensor) else t for t in leaves] if self._edits else leaves
+        return ready(values, moved, given, list(us.values()))
+
+    def _probe(
+        self, unit: Unit, waiting: Waiting, x: tuple[list[Any], Shape], moved: list[Tensor | None], target: Tree
+    ) -> list[int]:
+        """Runs a pass for what it shows: which parameters take part, and whether random numbers are drawn."""
+        leaves, shape = x
+        trial = replace(waiting, used=set())
+        duals = [t if o is None else make_dual(t.clone(), o) for t, o in zip(leaves, moved)]
+        with scratch_buffers(self.module), self._pass(unit, 0, trial, still=False):
+            self._call(unit, unflatten(duals, shape), target)
+        return sorted(trial.used)
+
+    def _place(self, unit: Unit, p: int) -> Place:
+        """Which of the batch's tangents a pass has."""
+        return unit[1] if self.tangents.each == "micro" else 0, p
+
+    @contextmanager
+    def _pass(self, unit: Unit, p: int, waiting: Waiting, *, still: bool) -> Iterator[None]:
+        """Inside, the module runs on dual numbers. Only the first tangent's pass changes its buffers."""
+        micro = unit[1]
+        with ExitStack() as stack:
+            if p:
+                stack.enter_context(scratch_buffers(self.module))
+            if still and waiting.frozen and not self._recurrent:
+                stack.enter_context(torch.no_grad())
+                yield
+                return
+            if self._cuts_time:
+                if micro == 0 and p == 0:
+                    self._states = [[None] * len(self._recurrent) for _ in range(self.tangents.tangents)]
+                for layer, state in zip(self._recurrent, self._states[p]):
+                    layer.go_on(state)
+            source = Source(self._directions, waiting, self._place(unit, p))
+            mover = None
+            if self.tangents.perturb == "activations":
+                mover = Mover(self._directions, waiting, (micro, p))
+            try:
+                with torch.enable_grad(), DualMode(source, mover.rules if mover else {}):
+                    yield
+            except (NotImplementedError, RuntimeError) as error:
+                reason = explained(error)
+                raise reason from (None if reason is error else error)
+            if mover:
+                waiting.moves[micro, p] = mover.moves
+            if self._cuts_time:
+                self._states[p] = [layer.state for layer in self._recurrent]
+            if self._scrubs:
+                self._scrubs = self._scrub()
+
+    def _scrub(self) -> bool:
+        """Takes tangents off the module's buffers; tells whether there were any."""
+        found = False
+        for child in self.module.modules():
+            for name, buffer in child._buffers.items():
+                if buffer is not None and unpack_dual(buffer).tangent is not None:
+                    child._buffers[name], found = unpack_dual(buffer).primal, True
+        return found
+
+
+def taken_apart(tree: Tree) -> tuple[Tree, list[Tensor | None]]:
+    """A tree without its tangents, and the tangents of its leaves."""
+    leaves, shape = flatten(tree)
+    if any(isinstance(t, Tensor) and t.requires_grad for t in leaves):
+        # Parameters take part without their own requires_grad, so one of them went past the dual pass.
+        raise TypeError(
+            "a parameter was used where its tangent cannot be seen, in an autograd.Function or a scripted module: give "
+            "the function parameter * 1, and the trainer modules that are not scripted"
+        )
+    pairs = [unpack_dual(t) if isinstance(t, Tensor) else (t, None) for t in leaves]
+    return unflatten([value for value, _ in pairs], shape), [tangent for _, tangent in pairs]
