@@ -1,6 +1,7 @@
 """Benchmarks: measurements that anyone can repeat."""
 
 from freewheel.bench._forward import forward
+from freewheel.bench._memory import memory
 from freewheel.bench._speed import speed
 
-__all__ = ["forward", "speed"]
+__all__ = ["forward", "memory", "speed"]

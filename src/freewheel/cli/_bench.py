@@ -11,6 +11,7 @@ import typer
 
 from freewheel._errors import whole_number
 from freewheel.cli._bench_forward import forward
+from freewheel.cli._bench_memory import memory
 from freewheel.cli._output import as_json, check_file, say, show, table
 
 bench = typer.Typer(help="Measure, on this machine.", no_args_is_help=True)
@@ -44,6 +45,9 @@ def speed(
     if json is not None:
         json.write_text(as_json(result) + "\n", encoding="utf-8")
         say(f"wrote {json}")
+
+
+bench.command()(memory)
 
 
 def _show(batch_size: str, part: Mapping[str, Any]) -> None:

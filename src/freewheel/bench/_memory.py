@@ -1,0 +1,149 @@
+"""`freewheel bench memory`: how much memory a training step needs beyond weights, optimizer and batch.
+
+Every contender trains the same networks, in a process of its own, for as many batches as fill its pipeline and two
+more. The peak of the whole run counts, messages under way between stages included. It is taken twice: as bytes of
+tensors, counted block by block, and as growth of the resident set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from freewheel._errors import unknown
+from freewheel.bench._machine import machine
+from freewheel.bench._memory_contenders import CONTENDERS
+from freewheel.bench._memory_nets import Net
+from freewheel.bench._memory_process import Template
+
+DEVICES = ("cpu", "cuda")
+HOPES = (  # what is compared: the contender, sweep and value of both sides, and the most that their ratio should be
+    ("32 fully connected layers, AsyncFGD to BP", ("AsyncFGD", "fc-depth", 32), ("BP", "fc-depth", 32), 1 / 3),
+    ("16 convolutions, AsyncFGD to BP", ("AsyncFGD", "conv-depth", 16), ("BP", "conv-depth", 16), 1 / 3),
+    ("AsyncFGD, 64 fully connected layers to 8", ("AsyncFGD", "fc-depth", 64), ("AsyncFGD", "fc-depth", 8), 1.05),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A network of which one size is varied."""
+
+    name: str
+    title: str
+    axis: Literal["depth", "width", "batch", "length"]
+    unit: str
+    values: tuple[int, ...]
+    net: Net
+
+    def nets(self) -> list[Net]:
+        """The networks, one a value."""
+        return [replace(self.net, **{self.axis: value}) for value in self.values]
+
+
+_CONV = Net(kind="conv", depth=18, width=3)
+SWEEPS = (
+    Sweep(
+        name="fc-depth",
+        title="fully connected layers of 512, batches of 64",
+        axis="depth",
+        unit="layers",
+        values=(2, 4, 8, 16, 32, 64),
+        net=Net(kind="fc", depth=2, width=512),
+    ),
+    Sweep(
+        name="rnn-length",
+        title="2 recurrent layers of 128, batches of 64",
+        axis="length",
+        unit="time steps",
+        values=(8, 16, 32, 64, 128),
+        net=Net(kind="rnn", depth=2, width=128),
+    ),
+    Sweep(
+        name="conv-depth",
+        title="convolutions of 3 channels with BatchNorm and ReLU on 32x32 images, batches of 64",
+        axis="depth",
+        unit="units",
+        values=(2, 4, 8, 16, 32),
+        net=_CONV,
+    ),
+    Sweep(
+        name="conv-width",
+        title="18 convolutions with BatchNorm and ReLU on 32x32 images, batches of 64",
+        axis="width",
+        unit="channels",
+        values=(3, 6, 12, 24),
+        net=_CONV,
+    ),
+    Sweep(
+        name="conv-batch",
+        title="18 convolutions of 3 channels with BatchNorm and ReLU on 32x32 images",
+        axis="batch",
+        unit="images",
+        values=(16, 32, 64, 128),
+        net=_CONV,
+    ),
+)
+
+
+def memory(
+    *,
+    sweeps: Sequence[str] = (),
+    device: str = "cpu",
+    say: Callable[[str], Any] = print,
+) -> dict[str, Any]:
+    """Measures all contenders on every network; Ctrl-C ends it with what has been measured so far.
+
+    Args:
+        sweeps: The names of some sweeps; by default all.
+        device: `cpu`, or a GPU, of which the allocator's own count is taken.
+        say: Gets a line whenever something has been done.
+
+    Returns:
+        `sweeps`, a list: of each its `name`, `title`, `axis`, `unit`, `net` and `rows` (one a value and contender:
+        `value`, `contender`, `extra` bytes of tensors, `resident` bytes of the process or None). `findings`, a list:
+        what was hoped for (`about`, `limit`) and what came (`found`). `device`, `machine`; `interrupted`.
+    """
+    names = [sweep.name for sweep in SWEEPS]
+    for name in sweeps:
+        if name not in names:
+            raise unknown("sweep", name, names)
+    if device not in DEVICES:
+        raise unknown("device", device, DEVICES)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device='cuda': torch finds no GPU here; use device='cpu'")
+    chosen = [sweep for sweep in SWEEPS if sweep.name in sweeps or not sweeps]
+    found: list[dict[str, Any]] = []
+    template, interrupted = Template(), False
+    try:
+        known: dict[tuple[str, Net], dict[str, Any]] = {}
+        for sweep in chosen:
+            found.append({**asdict(sweep), "rows": []})
+            for value, net in zip(sweep.values, sweep.nets()):
+                for name in CONTENDERS:
+                    known[name, net] = known.get((name, net)) or template.measure(name, net, device)
+                    found[-1]["rows"].append({"value": value, "contender": name, **known[name, net]})
+                say(f"{sweep.name}, {value} {sweep.unit}: {len(CONTENDERS)} contenders")
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        template.stop()
+    return {
+        "sweeps": found,
+        "findings": findings(found),
+        "device": device,
+        "machine": machine(),
+        "interrupted": interrupted,
+    }
+
+
+def findings(sweeps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What AsyncFGD was hoped to need, as a share of something else, and what it needs, where it was measured."""
+    extra = {(row["contender"], sweep["name"], row["value"]): row["extra"] for sweep in sweeps for row in sweep["rows"]}
+    return [
+        {"about": about, "found": extra[ours] / extra[theirs], "limit": limit}
+        for about, ours, theirs, limit in HOPES
+        if ours in extra and theirs in extra
+    ]

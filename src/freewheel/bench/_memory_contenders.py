@@ -1,0 +1,113 @@
+"""The contenders of the memory benchmark: the same network, trained by backpropagation and by forward gradients.
+
+All of them use SGD without momentum, which holds nothing between steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+from freewheel.bench._memory_nets import Net, loss
+from freewheel.methods import FGD, AsyncFGD
+from freewheel.trainer import Trainer
+
+Batches = Sequence[tuple[Tensor, Tensor]]
+Train = Callable[[Batches], object]
+SGD = partial(torch.optim.SGD, lr=1e-6)
+STAGES = 4
+
+
+def backprop(net: Net, device: str, *, checkpointed: bool = False, fused: bool = False) -> Train:
+    """Plain PyTorch.
+
+    Args:
+        net: What is trained.
+        device: Where.
+        checkpointed: Whether only the borders of √L segments of the L layers are held until the backward, or of √T
+            segments of T time steps, and what lies between is computed again (Chen 2016, Gruslys 2016).
+        fused: Whether each weight is updated within the backward, as soon as its gradient is there, and that dropped.
+    """
+    layers = [layer.to(device) for layer in net.layers()]
+    model = nn.Sequential(*layers)
+    ways = {"rnn": _segments_of_time, "fc": _segments_of_depth, "conv": _segments_of_depth}
+    cost = partial(ways[net.kind], net, model) if checkpointed else lambda x, target: loss(model(x), target)
+    if fused:
+        for weight in model.parameters():
+            weight.register_post_accumulate_grad_hook(partial(_update, SGD([weight])))
+    optimizer = SGD(model.parameters())
+
+    def train(batches: Batches) -> None:
+        for x, target in batches:
+            optimizer.zero_grad()
+            cost(x, target).backward()
+            optimizer.step()
+        optimizer.zero_grad()
+
+    return train
+
+
+def _update(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _segments_of_depth(net: Net, model: nn.Sequential, x: Tensor, target: Tensor) -> Tensor:
+    count = round(math.sqrt(net.depth))
+    out: Any = checkpoint_sequential(model, count, x, use_reentrant=False, preserve_rng_state=False)
+    return loss(out, target)
+
+
+def _segments_of_time(net: Net, model: nn.Sequential, x: Tensor, target: Tensor) -> Tensor:
+    recurrent = [layer[0].layer for layer in model]  # pyright: ignore[reportIndexIssue, reportAttributeAccessIssue]
+    head: Any = model[-1][1]  # pyright: ignore[reportIndexIssue]
+
+    def segment(x: Tensor, target: Tensor, *states: Tensor | None) -> tuple[Tensor, ...]:
+        ends = []
+        for layer, state in zip(recurrent, states):
+            x, end = layer(x, state)
+            ends.append(end)
+        return loss(head(x), target) * (x.shape[1] / net.length), *ends
+
+    steps = math.ceil(net.length / math.sqrt(net.length))
+    total, states = x.new_zeros(()), [None] * net.depth
+    for some, wanted in zip(x.split(steps, 1), target.split(steps, 1)):
+        part, *states = checkpoint(segment, some, wanted, *states, use_reentrant=False, preserve_rng_state=False)
+        total = total + part
+    return total
+
+
+def forward(net: Net, device: str, *, stages: int = 1, checkpoint: bool = True) -> Train:
+    """Forward gradients: FGD in one stage, AsyncFGD in several, one time step at a time where there are any."""
+    options = {"checkpoint": checkpoint, "steps": net.length}
+    trainer = Trainer(
+        [stage.to(device) for stage in net.stages(stages)],
+        method=FGD(**options) if stages == 1 else AsyncFGD(**options),
+        loss=loss,
+        optimizer=SGD,
+        runtime="simulate",
+        threads=1,
+    )
+    return partial(trainer.fit, progress=False)
+
+
+def contender(name: str, net: Net, device: str) -> tuple[Train, int]:
+    """What trains the network by the contender of this name, and how many batches fill its pipeline and go on."""
+    stages = min(STAGES, net.depth) if name.startswith("AsyncFGD") else 1
+    return CONTENDERS[name](net, device, **({"stages": stages} if stages > 1 else {})), stages + 2
+
+
+CONTENDERS: dict[str, Callable[..., Train]] = {
+    "BP": backprop,
+    "BP, checkpointed": partial(backprop, checkpointed=True),
+    "BP, checkpointed, fused updates": partial(backprop, checkpointed=True, fused=True),
+    "FGD": forward,
+    "AsyncFGD": forward,
+    "AsyncFGD, tangents kept": partial(forward, checkpoint=False),
+}

@@ -1,0 +1,79 @@
+"""The networks of the memory benchmark: rows of equal layers, as in the paper's figures 3 and 11.
+
+Paper: Zhao et al., Accelerated on-device forward neural network training with module-wise descending asynchronism,
+2023. Batches are of 64 samples there; convolutions have 3 channels and come in 18 units, unless the figure's axis says
+otherwise. What it leaves open is chosen here: width, image size, classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from freewheel.stage import Recurrent
+
+CLASSES = 10
+SIDE = 32  # of an image
+
+
+@dataclass(frozen=True, kw_only=True)
+class Net:
+    """A network of so many equal layers, and the size of its batches.
+
+    Args:
+        kind: `fc`, linear layers with ReLU; `conv`, 3x3 convolutions with BatchNorm and ReLU; `rnn`, recurrent layers,
+            with a class to predict at every time step.
+        depth: Layers, without the classifier behind them.
+        width: Features, channels or hidden units of each.
+        batch: Samples in a batch.
+        length: Time steps of a sequence.
+    """
+
+    kind: Literal["fc", "conv", "rnn"]
+    depth: int
+    width: int
+    batch: int = 64
+    length: int = 1
+
+    def layers(self) -> list[nn.Sequential]:
+        """The layers, always with the same weights; the last one has the classifier in it."""
+        torch.manual_seed(0)
+        layers = [nn.Sequential(*self._layer(first=i == 0)) for i in range(self.depth)]
+        if self.kind == "conv":
+            layers[-1].extend([nn.AdaptiveAvgPool2d(1), nn.Flatten()])
+        layers[-1].append(nn.Linear(self.width, CLASSES))
+        return layers
+
+    def _layer(self, *, first: bool) -> Iterator[nn.Module]:
+        if self.kind == "rnn":
+            yield Recurrent(nn.RNN(self.width, self.width, batch_first=True))
+            return
+        if self.kind == "fc":
+            yield nn.Linear(self.width, self.width)
+        else:
+            yield nn.Conv2d(3 if first else self.width, self.width, 3, padding=1, bias=False)
+            yield nn.BatchNorm2d(self.width)
+        yield nn.ReLU()
+
+    def stages(self, count: int) -> list[nn.Sequential]:
+        """The layers in so many stages of about equal length."""
+        layers = self.layers()
+        bounds = pairwise(round(i * self.depth / count) for i in range(count + 1))
+        return [nn.Sequential(*(module for layer in layers[a:b] for module in layer)) for a, b in bounds]
+
+    def data(self, size: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
+        """A random batch of so many samples."""
+        shapes = {"fc": (self.width,), "conv": (3, SIDE, SIDE), "rnn": (self.length, self.width)}
+        each = (self.length,) if self.kind == "rnn" else ()
+        return torch.randn(size, *shapes[self.kind]).to(device), torch.randint(CLASSES, (size, *each)).to(device)
+
+
+def loss(out: Tensor, target: Tensor) -> Tensor:
+    """The cross-entropy, over all time steps where there are any."""
+    return F.cross_entropy(out.flatten(0, -2), target.flatten())
