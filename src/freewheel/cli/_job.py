@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import freewheel
-from freewheel.cli._options import find_method
 from freewheel.cli._settings import Settings
+from freewheel.cli._transfer import with_schedule
 from freewheel.data import Data
+from freewheel.models import Pretrained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,8 @@ class Job:
     stages: freewheel.Stages
     trainer: freewheel.Trainer
     untrained: nn.Module
+    pretrained: Pretrained | None
+    transfer: freewheel.Transfer | None
 
     @property
     def parameters(self) -> int:
@@ -33,11 +36,15 @@ class Job:
 
 def prepare(settings: Settings) -> Job:
     """Loads the data, builds and cuts the network, and makes the trainer."""
-    method = find_method(settings.method, settings.option)
-    method.pipeline(settings.stage_count)  # refused now, if it is not made for so many stages
     data = _load(settings)
     torch.manual_seed(settings.seed)
-    model = freewheel.models.build(settings.model_name, num_classes=data.classes, in_shape=data.in_shape)
+    options = {} if settings.resize is None else {"resize": settings.resize}
+    model = freewheel.models.build(settings.model_name, num_classes=data.classes, in_shape=data.in_shape, **options)
+    pretrained = None if settings.pretrained is None else freewheel.models.load_pretrained(model, settings.pretrained)
+    method = settings.chosen_method
+    transfer = settings.transfer_flags.schedule(model) if settings.transfer else None
+    if transfer is not None:
+        method = with_schedule(method, transfer)
     untrained = copy.deepcopy(model)
     example, _ = next(data.train.epoch(0))
     stages = freewheel.split(
@@ -61,7 +68,15 @@ def prepare(settings: Settings) -> Job:
         threads=settings.stage_threads,
         slack=settings.slack,
     )
-    return Job(settings=settings, data=data, stages=stages, trainer=trainer, untrained=untrained)
+    return Job(
+        settings=settings,
+        data=data,
+        stages=stages,
+        trainer=trainer,
+        untrained=untrained,
+        pretrained=pretrained,
+        transfer=transfer,
+    )
 
 
 def _load(settings: Settings) -> Data:
@@ -73,6 +88,7 @@ def _load(settings: Settings) -> Data:
             seed=settings.seed,
             augment=settings.augment,
             train_limit=settings.limit,
+            test_limit=settings.test_limit,
         )
     except ValueError as error:
         raise ValueError(str(error).replace("pass root=", "give --data-root")) from error

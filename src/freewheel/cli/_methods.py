@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from freewheel.cli._options import write_value
+from freewheel.cli._options import UNTYPED, write_value
 from freewheel.cli._output import as_json, say, show, table
 from freewheel.cli._plan import lasting, locks
 from freewheel.methods import METHODS, Method
+from freewheel.plan import CREDITS
 
 STAGES = 3
 
@@ -24,20 +25,25 @@ def methods(
     if json:
         say(as_json(rows))
         return
+    shared = {credit: _shared([row["options"] for row in rows if row["credit"] == credit]) for credit in CREDITS}
     facts = table("name", "delays", "order", "weights", "locks left", "options", wrap=("locks left", "options"))
     words = table("name", "what it does", wrap=("what it does",))
     for row in rows:
+        own = {name: value for name, value in row["options"].items() if name not in shared[row["credit"]]}
         cells = [
             row["name"],
             " ".join(map(str, row["delays"])),
             row["order"],
             row["weights"],
             ", ".join(row["locks"]) or "none",
-            " ".join(f"{name}={write_value(value)}" for name, value in row["options"].items()),
+            _written(own),
         ]
         facts.add_row(*(cell or "-" for cell in cells))
         words.add_row(row["name"], row["description"])
     show(facts)
+    for credit, options in shared.items():
+        if options:
+            say(f"Options of every method of {credit} gradients: {_written(options)}")
     show(words)
     say(f"Delays and locks are those of {STAGES} stages. Options are given with -o:")
     say("  freewheel plan fdg --stages 3 -o shrink=0.5")
@@ -46,17 +52,31 @@ def methods(
 
 
 def describe(method: Method) -> dict[str, Any]:
-    """One method with its default options, as plain data; without delays, order and weights mean nothing."""
+    """One method with its default options, as plain data.
+
+    Order and weights mean nothing without delays, and nothing without backwards.
+    """
     pipeline = method.pipeline(STAGES)
-    late = any(pipeline.delays)
+    late = any(pipeline.delays) and pipeline.credit == "chain"
     options = fields(method)  # pyright: ignore[reportArgumentType]
     return {
         "name": method.name,
+        "credit": pipeline.credit,
         "stages": STAGES,
         "delays": list(pipeline.delays),
         "order": pipeline.order if late else None,
         "weights": pipeline.weights if late else None,
         "locks": locks(lasting(method, STAGES)),
-        "options": {option.name: getattr(method, option.name) for option in options},
+        "options": {option.name: getattr(method, option.name) for option in options if option.name not in UNTYPED},
         "description": (getdoc(type(method)) or "").split("\n")[0],
     }
+
+
+def _shared(options: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all of them have."""
+    first, *rest = options or [{}]
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in rest)}
+
+
+def _written(options: dict[str, Any]) -> str:
+    return " ".join(f"{name}={write_value(value)}" for name, value in options.items())

@@ -9,6 +9,7 @@ import typer
 
 from freewheel.methods import Method, method
 
+UNTYPED = ("direction",)  # options that are functions
 WORDS = {"none": None, "true": True, "yes": True, "false": False, "no": False}
 
 
@@ -23,6 +24,9 @@ def find_method(name: str, pairs: Iterable[str] | None) -> Method:
     options = read_options(pairs)
     if "name" in options:
         raise ValueError(f"-o name={options['name']}: no method has an option 'name'")
+    for option in UNTYPED:
+        if option in options:
+            raise ValueError(f"-o {option}={options[option]}: a {option} is a function, which only Python can pass on")
     return method(name, **options)
 
 

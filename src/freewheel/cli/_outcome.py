@@ -85,6 +85,7 @@ class Outcome:
             "arguments": asdict(job.settings),
             "method": {
                 "name": job.trainer.method.name,
+                "credit": pipeline.credit,
                 "with_options": repr(job.trainer.method),
                 "delays": plan.delays,
                 "order": pipeline.order,
@@ -100,7 +101,9 @@ class Outcome:
                 "shape": job.data.in_shape,
             },
             "model": {"name": job.settings.model_name, "parameters": job.parameters},
-            "optimizer": {"name": job.settings.optimizer, **job.settings.optimizer_settings()},
+            "pretrained": None if job.pretrained is None else asdict(job.pretrained),
+            "transfer": None if job.transfer is None else asdict(job.transfer),
+            "optimizer": {"name": job.settings.optimizer_name, **job.settings.optimizer_settings()},
             "stages": len(job.stages),
             "threads_per_stage": job.trainer.threads,
             "split": {**asdict(job.stages.report), "speedup": job.stages.report.speedup},

@@ -13,6 +13,7 @@ from freewheel.cli._options import find_method, option_flag
 from freewheel.cli._output import check_file, say
 from freewheel.methods import Method
 from freewheel.plan import Plan, save_picture
+from freewheel.tangents import Tangents
 
 LOCKS = ("forward", "backward", "update")
 
@@ -27,7 +28,7 @@ def plan(
 ) -> None:
     """Draw what each stage does when.
 
-    F2@1: the forward of batch 2, with weights of version 1. R: a recomputed forward. B: a backward. !: an update.
+    F2@1: the forward of batch 2, with weights of version 1. R: a recomputed forward. B: a backward. ! or U: an update.
     """
     whole_number("--stages", stages, least=1)
     whole_number("--batches", batches, least=1)
@@ -43,7 +44,7 @@ def plan(
         return
     say(str(drawn))
     say()
-    for line in facts(lasting(chosen, stages)):
+    for line in facts(lasting(chosen, stages), chosen.pipeline(stages).tangents):
         say(line)
 
 
@@ -58,7 +59,7 @@ def locks(plan: Plan) -> list[str]:
     return [lock for lock in LOCKS if lock in plan.locks]
 
 
-def facts(plan: Plan) -> list[str]:
+def facts(plan: Plan, tangents: Tangents | None = None) -> list[str]:
     r"""Delays, locks, and for each stage the most that it holds and the queues behind it.
 
     Example:
@@ -69,14 +70,35 @@ def facts(plan: Plan) -> list[str]:
         stage  inputs  graphs  weight copies  queues to the next stage
         0      3       1       1              2 activations, 2 gradients
         1      0       1       1              -
+        >>> print("\n".join(facts(freewheel.plan("asyncfgd", k=2))))
+        delays      1 0
+        locks left  none
+        no graphs; a batch that waits for its derivative keeps the seed of its tangents
+        <BLANKLINE>
+        stage  waiting batches  weight copies  queues to the next stage
+        0      2                1              2 activations, 2 derivatives
+        1      1                1              -
     """
     lines = [
         f"delays      {' '.join(map(str, plan.delays))}",
         f"locks left  {', '.join(locks(plan)) or 'none'}",
-        "",
-        "stage  inputs  graphs  weight copies  queues to the next stage",
     ]
-    queues = [*(f"{a} activations, {g} gradients" for a, g in plan.schedule.lengths()), "-"]
+    forward = plan.schedule.credit == "forward"
+    signals = "derivatives" if forward else "gradients"
+    queues = [*(f"{a} activations, {g} {signals}" for a, g in plan.schedule.lengths()), "-"]
+    if forward:
+        lines.append(f"no graphs; a batch that waits for its derivative keeps {_kept(tangents or Tangents())}")
+        lines += ["", "stage  waiting batches  weight copies  queues to the next stage"]
+        for stage, (held, queue) in enumerate(zip(plan.memory(), queues)):
+            lines.append(f"{stage:<5}  {plan.delays[stage] + 1:<15}  {held.weights:<13}  {queue}")
+        return lines
+    lines += ["", "stage  inputs  graphs  weight copies  queues to the next stage"]
     for stage, (held, queue) in enumerate(zip(plan.memory(), queues)):
         lines.append(f"{stage:<5}  {held.inputs:<6}  {held.graphs:<6}  {held.weights:<13}  {queue}")
     return lines
+
+
+def _kept(tangents: Tangents) -> str:
+    """What a batch leaves behind between its forward and its update, under forward gradients."""
+    drawn = "the seed of its tangents" if tangents.checkpoint else "its tangents"
+    return f"{drawn} and the inputs of Linear and Conv2d layers" if tangents.perturb == "activations" else drawn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,21 @@ import torch
 
 from freewheel._cores import cores, share
 from freewheel._errors import unknown, whole_number
+from freewheel.cli._options import find_method, read_options
 from freewheel.cli._output import check_file
+from freewheel.cli._transfer import TransferFlags
+from freewheel.methods import Method, Pipeline
 
 # Each optimizer's settings where none are given; those of sgd are tried on digits with delays of up to three batches.
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, float]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4}),
     "adam": (torch.optim.Adam, {"lr": 1e-3, "weight_decay": 0.0}),
     "adamw": (torch.optim.AdamW, {"lr": 1e-3, "weight_decay": 1e-2}),
+}
+# Forward gradients are noisy: the step sizes of these settings, tried on digits, by what the tangents move.
+FORWARD_LR: dict[str, dict[str, float]] = {
+    "weights": {"sgd": 1e-4, "adam": 3e-3, "adamw": 3e-3},
+    "activations": {"sgd": 3e-4, "adam": 3e-4, "adamw": 3e-4},
 }
 SCHEDULES = ("cosine", "constant")
 
@@ -29,19 +37,27 @@ class Settings:
     data: str
     data_root: Path | None
     limit: int | None
+    test_limit: int | None
     augment: bool | None
     batch_size: int
     model: str | None
+    resize: int | None
+    pretrained: Path | None
     stages: int | None
     split: str | None
     at: list[str] | None
     method: str
     option: list[str] | None
+    transfer: bool
+    transfer_layers: list[str] | None
+    transfer_warmup: int | None
+    transfer_ramp: int | None
+    transfer_peak: float | None
     runtime: str
     threads: int | None
     slack: int
     epochs: int
-    optimizer: str
+    optimizer: str | None
     lr: float | None
     momentum: float | None
     weight_decay: float | None
@@ -57,7 +73,13 @@ class Settings:
     def __post_init__(self) -> None:
         whole_number("--epochs", self.epochs, least=1)
         whole_number("--seed", self.seed, least=0)
-        for flag, value in (("--stages", self.stages), ("--threads", self.threads), ("--limit", self.limit)):
+        for flag, value in (
+            ("--stages", self.stages),
+            ("--threads", self.threads),
+            ("--limit", self.limit),
+            ("--test-limit", self.test_limit),
+            ("--resize", self.resize),
+        ):
             if value is not None:
                 whole_number(flag, value, least=1)
         if self.at and self.split is not None:
@@ -67,13 +89,22 @@ class Settings:
                 f"--stages {self.stages} with {len(self.at)} --at: each --at begins one more stage, so that makes "
                 f"{len(self.at) + 1}; leave --stages out"
             )
-        if self.optimizer not in OPTIMIZERS:
-            raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        if self.pretrained is not None and self.model is None:
+            raise ValueError(f"--pretrained {self.pretrained} without --model: say which network the weights are of")
+        if self.optimizer_name not in OPTIMIZERS:
+            raise unknown("optimizer", self.optimizer_name, OPTIMIZERS)
         if self.schedule not in SCHEDULES:
             raise unknown("schedule", self.schedule, SCHEDULES)
-        _, takes = OPTIMIZERS[self.optimizer]
+        _, takes = OPTIMIZERS[self.optimizer_name]
         if self.momentum is not None and "momentum" not in takes:
-            raise ValueError(f"--momentum {self.momentum:g}: {self.optimizer} has none, it is for sgd")
+            raise ValueError(f"--momentum {self.momentum:g}: {self.optimizer_name} has none, it is for sgd")
+        self.transfer_flags.check(
+            asked=self.transfer,
+            method=self.method,
+            forward=self.forward,
+            options=read_options(self.option),
+            epochs=self.epochs,
+        )
         check_file("--json", self.json)
         check_file("--save", self.save)
 
@@ -89,17 +120,51 @@ class Settings:
         """Intra-op threads of each stage: as asked for, or the cores shared out."""
         return share(self.stage_count) if self.threads is None else self.threads
 
+    @cached_property
+    def chosen_method(self) -> Method:
+        """The method with its options, as typed; `--transfer` comes on top, once the network is there."""
+        return find_method(self.method, self.option)
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """What it comes to for these stages; refused here if it is not made for so many."""
+        return self.chosen_method.pipeline(self.stage_count)
+
+    @property
+    def forward(self) -> bool:
+        """Whether it is a method of forward gradients."""
+        return self.pipeline.credit == "forward"
+
+    @property
+    def transfer_flags(self) -> TransferFlags:
+        """Those of `--transfer`."""
+        return TransferFlags(
+            layers=self.transfer_layers,
+            warmup=self.transfer_warmup,
+            ramp=self.transfer_ramp,
+            peak=self.transfer_peak,
+        )
+
     @property
     def model_name(self) -> str:
-        """The network: as asked for, or one that suits the images."""
+        """The network: as asked for, or one that suits the images and the method."""
+        if self.forward and self.model is None:
+            return "fcs-tanh"  # deep networks learn from forward gradients slowly, or not at all
         return self.model or ("digits-cnn" if self.data.lower() == "digits" else "resnet-20")
+
+    @property
+    def optimizer_name(self) -> str:
+        """The optimizer: as asked for, or one that suits the method."""
+        return ("adam" if self.forward else "sgd") if self.optimizer is None else self.optimizer
 
     def optimizer_settings(self) -> dict[str, float]:
         """What the optimizer is made with."""
-        _, takes = OPTIMIZERS[self.optimizer]
+        _, takes = OPTIMIZERS[self.optimizer_name]
+        if self.forward:
+            takes = {**takes, "lr": FORWARD_LR[self.pipeline.tangents.perturb][self.optimizer_name]}
         given = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
         return {**takes, **{name: value for name, value in given.items() if value is not None}}
 
     def optimizer_factory(self) -> Any:
         """Makes an optimizer of some parameters."""
-        return partial(OPTIMIZERS[self.optimizer][0], **self.optimizer_settings())  # pyright: ignore[reportArgumentType]
+        return partial(OPTIMIZERS[self.optimizer_name][0], **self.optimizer_settings())  # pyright: ignore[reportArgumentType]

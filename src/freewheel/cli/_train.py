@@ -17,9 +17,11 @@ from freewheel.cli._outcome import Outcome
 from freewheel.cli._output import as_json, plural, say
 from freewheel.cli._plan import locks
 from freewheel.cli._settings import Settings
+from freewheel.cli._transfer import DEFAULTS, in_words
 
 INTERRUPTED = 130
 DATA, NETWORK, RUN, STEP, OUT = "Data", "Network and stages", "Method and runtime", "Optimizer", "Output"
+TRANSFER = "Transfer, by forward gradients"
 
 
 def train(
@@ -35,6 +37,10 @@ def train(
         int | None,
         typer.Option(metavar="N", help="Train on the first N images only.", rich_help_panel=DATA),
     ] = None,
+    test_limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Score on the first N test images only.", rich_help_panel=DATA),
+    ] = None,
     augment: Annotated[
         bool | None,
         typer.Option("--augment/--no-augment", help="Random crops and flips; on for cifar10.", rich_help_panel=DATA),
@@ -44,9 +50,19 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Such as resnet-20; digits-cnn for digits if not given.",
+            help="Such as resnet-20; if not given, digits-cnn for digits, fcs-tanh for forward gradients.",
             rich_help_panel=NETWORK,
         ),
+    ] = None,
+    resize: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Enlarge images to NxN first, for networks made for large ones.", rich_help_panel=NETWORK
+        ),
+    ] = None,
+    pretrained: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Begin with the weights of this state_dict.", rich_help_panel=NETWORK),
     ] = None,
     stages: Annotated[
         int | None,
@@ -74,6 +90,44 @@ def train(
         str, typer.Option(metavar="NAME", help="One of `freewheel methods`.", rich_help_panel=RUN)
     ] = "pipedream",
     option: Annotated[list[str] | None, option_flag(RUN)] = None,
+    transfer: Annotated[
+        bool,
+        typer.Option(
+            "--transfer", help="Train the classifier first, then a few layers more and more.", rich_help_panel=TRANSFER
+        ),
+    ] = False,
+    transfer_layers: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help=f"Names of those layers' parameters; may be repeated; '{DEFAULTS['layers']}' if not given.",
+            rich_help_panel=TRANSFER,
+        ),
+    ] = None,
+    transfer_warmup: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help=f"Epochs of the classifier alone; {DEFAULTS['warmup']} if not given.",
+            rich_help_panel=TRANSFER,
+        ),
+    ] = None,
+    transfer_ramp: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help=f"Epochs in which the scale of the layers grows; {DEFAULTS['ramp']} if not given.",
+            rich_help_panel=TRANSFER,
+        ),
+    ] = None,
+    transfer_peak: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help=f"Their scale from then on; {DEFAULTS['peak']} if not given.",
+            rich_help_panel=TRANSFER,
+        ),
+    ] = None,
     runtime: Annotated[
         str,
         typer.Option(
@@ -95,10 +149,21 @@ def train(
         typer.Option(metavar="N", help="Extra length of the queues; never changes the result.", rich_help_panel=RUN),
     ] = 0,
     epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the images.", rich_help_panel=STEP)] = 10,
-    optimizer: Annotated[str, typer.Option(metavar="NAME", help="sgd, adam or adamw.", rich_help_panel=STEP)] = "sgd",
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="sgd, adam or adamw; if not given, sgd, or adam for forward gradients.",
+            rich_help_panel=STEP,
+        ),
+    ] = None,
     lr: Annotated[
         float | None,
-        typer.Option(metavar="X", help="Step size; 0.05 for sgd, 0.001 else if not given.", rich_help_panel=STEP),
+        typer.Option(
+            metavar="X",
+            help="Step size; if not given, 0.05 for sgd, 0.001 else (forward gradients: 0.0001 and 0.003).",
+            rich_help_panel=STEP,
+        ),
     ] = None,
     momentum: Annotated[
         float | None,
@@ -194,13 +259,17 @@ def opening(job: Job) -> Iterator[str]:
         f"{shape}, {data.classes} classes, batches of {data.train.batch_size}"
     )
     yield f"model    {settings.model_name}: {job.parameters:,} parameters"
+    if job.pretrained is not None:
+        yield f"weights  {job.pretrained}"
     yield (
         f"method   {job.trainer.method.name}: delays {' '.join(map(str, plan.delays))}, "
         f"locks left {', '.join(locks(plan)) or 'none'}"
     )
     stages, threads = plural(len(job.stages), "stage"), plural(job.trainer.threads, "thread")
     yield f"runtime  {job.trainer.runtime}: {stages}, {threads} each"
-    yield f"steps    {settings.optimizer}: {values}, {settings.schedule} schedule, seed {settings.seed}"
+    yield f"steps    {settings.optimizer_name}: {values}, {settings.schedule} schedule, seed {settings.seed}"
+    if job.transfer is not None:
+        yield f"transfer {in_words(job.transfer)}"
     yield ""
     yield str(job.stages.report)
     yield ""

@@ -100,11 +100,36 @@ def load_pretrained(
     )
 
 
+def classifier(model: nn.Module) -> str:
+    """A pattern of the parameter names of a network's classifier, its last `nn.Linear`.
+
+    Example:
+        >>> from freewheel.models import build
+        >>> classifier(build("mobilenet-v2")), classifier(build("digits-cnn"))
+        ('classifier.1.*', 'fc.*')
+    """
+    last = _last_linear(model)
+    if last is None:
+        raise ValueError(
+            f"{type(model).__name__} has no nn.Linear that could be its classifier: say which layers are, by a pattern "
+            "of parameter names"
+        )
+    return _inside(last)
+
+
+def _last_linear(model: nn.Module) -> str | None:
+    return next((n for n, m in reversed(list(model.named_modules())) if isinstance(m, nn.Linear)), None)
+
+
+def _inside(layer: str) -> str:
+    return f"{layer}.*" if layer else "*"  # a network may be one layer itself
+
+
 def _head(model: nn.Module, head: str | None, own: Iterable[str]) -> Callable[[str], bool]:
     """Whether a name belongs to the head, as a function."""
     if head is None:
-        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-        return (lambda key: key.startswith(f"{linear[-1]}.")) if linear else (lambda key: False)
+        last = _last_linear(model)
+        return (lambda key: False) if last is None else (lambda key: fnmatchcase(key, _inside(last)))
     if not isinstance(head, str):
         raise TypeError(f"head must be the name of a submodule or a pattern such as '*fc*', got {head!r}")
 
