@@ -6,6 +6,7 @@ backwards, through time: d(n) = ⟨∇ loss(n), u(n)⟩.
 
 from __future__ import annotations
 
+import textwrap
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -16,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from typer.testing import CliRunner
 
 import freewheel as fw
+from freewheel.cli._app import app
 from freewheel.runtime._channels import Channel
 from reference import SGD, Adam, Rule, Tensors, distance
 from rows import same_bits, tensors
@@ -25,7 +28,7 @@ from rows import same_bits, tensors
 CLOSE, FAR = 1e-10, 1e-4
 T, COUNT = 7, 6
 RUNTIMES = ("simulate", "threads")
-KINDS: dict[str, type[nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+KINDS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 OPTIMIZERS: dict[str, Any] = {
     "sgd": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
     "adam": partial(torch.optim.Adam, lr=0.01),
@@ -230,6 +233,17 @@ def test_other_nets_equal_reference(net: str, kind: str, steps: int, task: str) 
     check("asyncfgd", net, kind, task, 3, steps, "sgd", "simulate")
 
 
+@pytest.mark.parametrize("late", [(3, 1, 0), (2, 2, 1)], ids=str)
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_free_delays_equal_reference(runtime: str, late: tuple[int, ...]) -> None:
+    """Of several sequences that wait for their update, each is forwarded from end to end before the next."""
+    tangents = fw.Tangents(direction=direction)
+    method = fw.Pipeline(credit="forward", delays=late, micro=3, along=1, tangents=tangents)
+    stages = make_stages("deep", "gru", "steps", 3)
+    make_trainer(stages, method, runtime=runtime).fit(make_batches("deep", "steps"), progress=False)
+    assert distance(stages, expected("deep", "gru", "steps", late, "sgd")) < CLOSE
+
+
 def test_versions_matter() -> None:
     """What is compared above differs where it should."""
     late = [expected("deep", "gru", "steps", d, "sgd") for d in ((2, 1, 0), (1, 1, 0), (0, 0, 0))]
@@ -256,13 +270,22 @@ def train(
     return tensors(*stages)
 
 
-@pytest.mark.parametrize("options", [{}, {"tangents": 3}, {"checkpoint": False}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"tangents": 3}, {"checkpoint": False}, {"scale": {"0.*": 0}}, {"scale": {"*hh_l0": 0.5, "1.*": 0}}],
+    ids=str,
+)
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_pieces_change_nothing_without_delays(kind: str, task: str, options: dict[str, Any]) -> None:
     whole, *cut = (train("fgd", "simulate", kind=kind, task=task, steps=n, **options) for n in (1, 2, T))
     for pieces in cut:
         assert max((a - b).abs().max() for a, b in zip(whole, pieces)) < 1e-12
+
+
+def test_samples_may_be_cut_too() -> None:
+    whole, cut = train("fgd", "simulate"), train("fgd-sync", "simulate", micro=2)
+    assert max((a - b).abs().max() for a, b in zip(whole, cut)) < 1e-12
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -338,6 +361,7 @@ def test_watching_changes_nothing(runtime: str) -> None:
     seen = []
 
     def look(end: fw.EpochEnd) -> None:
+        assert end.record.validation is not None
         seen.append(end.record.validation.loss)
         assert all(layer.state is None for layer in recurrent(end.stages))
 
@@ -582,3 +606,19 @@ def test_models_are_cut_between_layers(name: str, shape: tuple[int, ...], out: t
 )
 def test_bad_models_are_refused_in_one_line(call: Callable[[], Any], error: type[Exception], message: str) -> None:
     test_bad_input_is_refused_in_one_line(call, error, message)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--data", "digits-rows", "--model", "gru", "-o", "steps=8"],
+        ["--data", "text", "--data-root", textwrap.__file__, "--model", "rnn", "-o", "steps=4"],
+    ],
+    ids=["digits-rows", "text"],
+)
+def test_the_command_line_trains_sequences(arguments: list[str]) -> None:
+    common = ["-k", "2", "--method", "asyncfgd", "--limit", "96", "--epochs", "1", "--threads", "1", "--no-compare"]
+    done = CliRunner().invoke(app, ["train", *arguments, *common], env={"COLUMNS": "120"})
+    assert done.exit_code == 0, done.output
+    assert "delays 1 0" in done.stdout
+    assert "test accuracy" in done.stdout

@@ -11,6 +11,7 @@ from freewheel._errors import unknown, whole_number
 from freewheel.data._check import flag
 from freewheel.data._loader import TensorLoader
 from freewheel.data._sources import DATA_SETS, Source, synthetic
+from freewheel.data._text import STEPS, text
 from freewheel.data._transform import Compose, Transform
 
 
@@ -23,14 +24,16 @@ class Data:
         train: shuffled batches of (images, labels), augmented if asked for.
         test: batches in a fixed order, never augmented.
         classes: number of classes; labels run from 0 to `classes` - 1.
-        in_shape: channels, height and width of an image.
+        in_shape: channels, height and width of an image; steps and features of a sequence, or its steps alone.
+        vocabulary: the characters of `text`, by their number.
     """
 
     name: str
     train: TensorLoader
     test: TensorLoader
     classes: int
-    in_shape: tuple[int, int, int]
+    in_shape: tuple[int, ...]
+    vocabulary: str = ""
 
 
 def names() -> tuple[str, ...]:
@@ -38,9 +41,9 @@ def names() -> tuple[str, ...]:
 
     Example:
         >>> names()
-        ('digits', 'mnist', 'fashion-mnist', 'cifar10', 'synthetic')
+        ('digits', 'digits-rows', 'mnist', 'fashion-mnist', 'cifar10', 'text', 'synthetic')
     """
-    return (*DATA_SETS, "synthetic")
+    return (*DATA_SETS, "text", "synthetic")
 
 
 def load(
@@ -54,14 +57,17 @@ def load(
     test_limit: int | None = None,
     shape: Sequence[int] | None = None,
     classes: int | None = None,
+    steps: int | None = None,
 ) -> Data:
     """Load a data set by name. Nothing is downloaded.
 
     Args:
-        name: one of `names()`, in any case. `digits` comes with scikit-learn; `mnist`, `fashion-mnist` and
-            `cifar10` are read from `root`/MNIST/raw, `root`/FashionMNIST/raw (idx files, plain or .gz) and
-            `root`/cifar-10-batches-bin (the binary version); `synthetic` is made up.
-        root: the folder of the files.
+        name: one of `names()`, in any case. `digits` comes with scikit-learn, and `digits-rows` is the same as
+            sequences of rows; `mnist`, `fashion-mnist` and `cifar10` are read from `root`/MNIST/raw,
+            `root`/FashionMNIST/raw (idx files, plain or .gz) and `root`/cifar-10-batches-bin (the binary
+            version); `text` is a text file, with the next character for a target at every step; `synthetic` is
+            made up.
+        root: the folder of the files, or a text file.
         batch_size: images in a batch, of both loaders.
         seed: decides the order and the augmentation, and the images of `synthetic`.
         augment: random crops, and flips where a mirrored image is of the same class. If not given, true for
@@ -70,6 +76,7 @@ def load(
         test_limit: the same for the test images (256).
         shape: channels, height and width of a `synthetic` image; (3, 32, 32) if not given.
         classes: number of classes of `synthetic`; 10 if not given.
+        steps: characters in a sequence of `text`; 64 if not given.
 
     Example:
         >>> data = load("synthetic", shape=(1, 8, 8), batch_size=32)
@@ -92,10 +99,25 @@ def load(
     if augment is not None:
         flag("augment", augment)
 
+    for argument, value, owner in (
+        ("shape", shape, "synthetic"),
+        ("classes", classes, "synthetic"),
+        ("steps", steps, "text"),
+    ):
+        if value is not None and key != owner:
+            raise ValueError(f"{argument} is for {owner!r} alone: {key!r} has its own, leave it out")
+    data_set = DATA_SETS.get(key)
     augmentation: tuple[Transform, ...] = ()
-    if key == "synthetic":
-        if augment:
-            raise ValueError("augment=True: 'synthetic' has no augmentation, pass augment=False")
+    if data_set is not None and (data_set.augment if augment is None else augment):
+        augmentation = data_set.augmentation
+    if augment and not augmentation:
+        raise ValueError(f"augment=True: {key!r} has no augmentation, pass augment=False")
+    folder = None if root is None else Path(root)
+    if data_set is not None:
+        source = data_set.read(folder)
+    elif key == "text":
+        source = text(folder, STEPS if steps is None else steps)
+    else:
         source = synthetic(
             (3, 32, 32) if shape is None else shape,
             10 if classes is None else classes,
@@ -103,14 +125,6 @@ def load(
             test=256 if test_limit is None else test_limit,
             seed=seed,
         )
-    else:
-        for argument, value in (("shape", shape), ("classes", classes)):
-            if value is not None:
-                raise ValueError(f"{argument} is for 'synthetic' alone: {key!r} has its own, leave it out")
-        data_set = DATA_SETS[key]
-        if data_set.augment if augment is None else augment:
-            augmentation = data_set.augmentation
-        source = data_set.read(None if root is None else Path(root))
     return _batched(key, source, augmentation, batch_size, seed, train_limit, test_limit)
 
 
@@ -126,7 +140,6 @@ def _batched(
     last = () if source.normalize is None else (source.normalize,)
     train_images, train_labels = (half[:train_limit] for half in source.train)
     test_images, test_labels = (half[:test_limit] for half in source.test)
-    channels, height, width = train_images.shape[1:]
     return Data(
         name=name,
         train=TensorLoader(
@@ -145,5 +158,6 @@ def _batched(
             transform=Compose(last) if last else None,
         ),
         classes=source.classes,
-        in_shape=(channels, height, width),
+        in_shape=tuple(train_images.shape[1:]),
+        vocabulary=source.vocabulary,
     )

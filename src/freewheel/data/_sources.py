@@ -7,7 +7,7 @@ batch by batch. That also puts augmentation before normalisation, so that a crop
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,7 @@ class Source:
     test: tuple[Tensor, Tensor]
     classes: int
     normalize: Normalize | None
+    vocabulary: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class DataSet:
     """One row of the table: how to read a data set, and its augmentation."""
 
     read: Callable[[Path | None], Source]
-    augmentation: tuple[Transform, ...]
+    augmentation: tuple[Transform, ...] = ()
     augment: bool = False
 
 
@@ -67,6 +68,17 @@ def _digits(root: Path | None) -> Source:
         classes=10,
         normalize=Normalize(mean=(mean.item(),), std=(std.item(),), scale=1.0),
     )
+
+
+def _digits_rows(root: Path | None) -> Source:
+    """The same as sequences of eight rows of eight pixels."""
+    source = _digits(root)
+    assert source.normalize is not None
+    halves = [
+        (source.normalize(images, torch.Generator()).squeeze(1), labels)
+        for images, labels in (source.train, source.test)
+    ]
+    return replace(source, train=halves[0], test=halves[1], normalize=None)
 
 
 def _mnist(root: Path | None, *, name: str, folder: str, mean: float, std: float) -> Source:
@@ -114,6 +126,7 @@ def synthetic(shape: Sequence[int], classes: int, train: int, test: int, seed: i
 
 DATA_SETS: dict[str, DataSet] = {
     "digits": DataSet(read=_digits, augmentation=(RandomCrop(padding=1),)),
+    "digits-rows": DataSet(read=_digits_rows),
     "mnist": DataSet(
         read=partial(_mnist, name="mnist", folder="MNIST", mean=0.1307, std=0.3081),
         augmentation=(RandomCrop(padding=2),),

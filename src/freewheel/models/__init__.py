@@ -7,7 +7,8 @@ from freewheel.models._asyncfgd import convl, convs, fcl, fcs
 from freewheel.models._blocks import BasicBlock, Bottleneck, PadShortcut, PreActBottleneck, WideBlock
 from freewheel.models._mobile import Residual, SamePad, efficientnet_lite0, mobilenet_v2
 from freewheel.models._plain import digits_cnn, vgg19
-from freewheel.models._pretrained import Pretrained, load_pretrained
+from freewheel.models._pretrained import Pretrained, classifier, load_pretrained
+from freewheel.models._recurrent import ClassesFirst, recurrent
 from freewheel.models._registry import build, names, paper_cuts, stages
 from freewheel.models._resnet import cifar_resnet, preact_resnet, resnet18, resnet50, resnext29, wide_resnet
 
@@ -15,6 +16,7 @@ __all__ = [
     "Adapt",
     "BasicBlock",
     "Bottleneck",
+    "ClassesFirst",
     "PadShortcut",
     "PreActBottleneck",
     "Pretrained",
@@ -23,6 +25,7 @@ __all__ = [
     "WideBlock",
     "build",
     "cifar_resnet",
+    "classifier",
     "convl",
     "convs",
     "digits_cnn",
@@ -34,6 +37,7 @@ __all__ = [
     "names",
     "paper_cuts",
     "preact_resnet",
+    "recurrent",
     "resnet18",
     "resnet50",
     "resnext29",

@@ -14,6 +14,7 @@ from freewheel.models._asyncfgd import convl, convs, fcl, fcs
 from freewheel.models._check import image_shape
 from freewheel.models._mobile import LITE0_CUTS, efficientnet_lite0, mobilenet_v2
 from freewheel.models._plain import digits_cnn, vgg19
+from freewheel.models._recurrent import recurrent, sequence_shape
 from freewheel.models._resnet import cifar_resnet, preact_resnet, resnet18, resnet50, resnext29, wide_resnet
 from freewheel.split import Stages, split
 
@@ -25,8 +26,9 @@ class _Model:
     make: Callable[..., nn.Sequential]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     options: tuple[str, ...] = ()
-    in_shape: tuple[int, int, int] = (3, 32, 32)
+    in_shape: tuple[int, ...] = (3, 32, 32)
     cuts: tuple[str, ...] = ()
+    check_shape: Callable[[object], tuple[int, ...]] = image_shape
 
 
 _LARGE = (3, 224, 224)
@@ -55,6 +57,16 @@ MODELS: Mapping[str, _Model] = {
     "mobilenet-v2": _Model(make=mobilenet_v2, options=("resize",), in_shape=_LARGE),
     "efficientnet-lite0": _Model(make=efficientnet_lite0, options=("resize",), in_shape=_LARGE, cuts=LITE0_CUTS),
     "digits-cnn": _Model(make=digits_cnn, options=("width",), in_shape=(1, 8, 8)),
+    **{
+        cell: _Model(
+            make=recurrent,
+            fixed={"cell": cell},
+            options=("layers", "hidden"),
+            in_shape=(8, 8),
+            check_shape=sequence_shape,
+        )
+        for cell in ("rnn", "gru", "lstm")
+    },
 }
 
 VISION: Mapping[str, _Model] = {
@@ -82,7 +94,7 @@ def names(*, vision: bool = False) -> tuple[str, ...]:
 
     Example:
         >>> names()[:2], names()[-1]
-        (('convs-relu', 'convs-tanh'), 'digits-cnn')
+        (('convs-relu', 'convs-tanh'), 'lstm')
         >>> names(vision=True)[-1]
         'torchvision/shufflenet_v2_x0_5'
     """
@@ -96,10 +108,12 @@ def build(name: str, *, num_classes: int = 10, in_shape: Sequence[int] | None = 
         name: one of `names(vision=True)`, in any case.
         num_classes: outputs of the classifier.
         in_shape: channels, height and width of an image; if not given, (3, 32, 32), for `digits-cnn`
-            (1, 8, 8), for the networks that have ImageNet weights (3, 224, 224).
+            (1, 8, 8), for the networks that have ImageNet weights (3, 224, 224). For recurrent nets, steps and
+            features of a sequence, or (steps,) for whole numbers; if not given, (8, 8).
         options: `shortcut` for the ResNets of basic blocks (`"pad"` or `"projection"`), `dropout` for
             `wrn-28-10`, `cardinality` and `width` for `resnext-29`, `width` for `digits-cnn`, `resize` (rows
-            and columns to enlarge images to) for those that have ImageNet weights.
+            and columns to enlarge images to) for those that have ImageNet weights, `layers` and `hidden` for
+            `rnn`, `gru` and `lstm`.
 
     Returns:
         An `nn.Sequential` with named layers, so that it can be cut between any two of them.
@@ -117,7 +131,7 @@ def build(name: str, *, num_classes: int = 10, in_shape: Sequence[int] | None = 
             raise TypeError(f"model {key!r} has no option {option!r}: {takes}")
     return model.make(
         num_classes=whole_number("num_classes", num_classes, least=1),
-        in_shape=image_shape(model.in_shape if in_shape is None else in_shape),
+        in_shape=model.check_shape(model.in_shape if in_shape is None else in_shape),
         **model.fixed,
         **options,
     )
