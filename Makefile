@@ -1,7 +1,7 @@
 # `make demo` trains on digits; `make test` runs the tests; `make check` adds format, lint and types.
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := src tests
+SOURCES := src tests examples
 
 .PHONY: demo test check format lint types bench clean
 

@@ -21,8 +21,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from freewheel._malloc import M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
 
-SMALL = 16 << 10  # blocks from here on go back to the system when they are freed
-
 
 def peak_extra(run: Callable[[], object], device: str = "cpu") -> int:
     """The most bytes of tensors that are held at once while something runs, beyond those held before.
@@ -60,7 +58,7 @@ def changes(run: Callable[[], object]) -> list[int]:
 def peak_resident(run: Callable[[], object]) -> int:
     """By how many bytes the resident set of this process grows at most while something runs.
 
-    It means something in a process that has run the same before on less data, after `settle_allocator`.
+    It means something in a fresh process where `give_back` came first, and then the same on less data.
     """
     gc.collect()
     with suppress(AttributeError, OSError):  # no glibc
@@ -72,12 +70,15 @@ def peak_resident(run: Callable[[], object]) -> int:
     return _high_water_mark() - before
 
 
-def settle_allocator() -> None:
-    """Has every large block go back to the system as soon as it is freed, so that the resident set follows."""
+def give_back(size: int) -> None:
+    """Has blocks from this size on go back to the system as soon as they are freed, so that the resident set follows.
+
+    Only what is allocated from here on: smaller blocks, and the gaps between them, stay with the process.
+    """
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(M_MMAP_THRESHOLD, SMALL)
-        mallopt(M_TRIM_THRESHOLD, SMALL)
+        mallopt(M_MMAP_THRESHOLD, size)
+        mallopt(M_TRIM_THRESHOLD, size)
 
 
 def _high_water_mark() -> int:

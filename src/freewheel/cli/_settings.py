@@ -27,6 +27,7 @@ FORWARD_LR: dict[str, dict[str, float]] = {
     "weights": {"sgd": 1e-4, "adam": 3e-3, "adamw": 3e-3},
     "activations": {"sgd": 3e-4, "adam": 3e-4, "adamw": 3e-4},
 }
+SUITABLE = {"digits": "digits-cnn", "digits-rows": "rnn", "text": "rnn"}  # networks for data of other forms
 SCHEDULES = ("cosine", "constant")
 
 
@@ -150,7 +151,7 @@ class Settings:
         """The network: as asked for, or one that suits the images and the method."""
         if self.forward and self.model is None:
             return "fcs-tanh"  # deep networks learn from forward gradients slowly, or not at all
-        return self.model or ("digits-cnn" if self.data.lower() == "digits" else "resnet-20")
+        return self.model or SUITABLE.get(self.data.lower(), "resnet-20")
 
     @property
     def optimizer_name(self) -> str:

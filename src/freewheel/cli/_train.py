@@ -27,7 +27,11 @@ TRANSFER = "Transfer, by forward gradients"
 def train(
     data: Annotated[
         str,
-        typer.Option(metavar="NAME", help="digits, mnist, fashion-mnist, cifar10 or synthetic.", rich_help_panel=DATA),
+        typer.Option(
+            metavar="NAME",
+            help="digits, digits-rows, mnist, fashion-mnist, cifar10, text or synthetic.",
+            rich_help_panel=DATA,
+        ),
     ] = "digits",
     data_root: Annotated[
         Path | None,

@@ -1,4 +1,4 @@
-"""`freewheel train --transfer`: checked before anything is loaded, and put into the method once the network is there."""
+"""`freewheel train --transfer`: checked before anything is loaded, put into the method once the network is there."""
 
 from __future__ import annotations
 

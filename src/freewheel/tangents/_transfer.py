@@ -59,7 +59,7 @@ class Transfer:
         if isinstance(self.peak, bool) or not isinstance(self.peak, (int, float)):
             raise TypeError(f"peak={self.peak!r}: give a number from 0 on, such as 0.15")
         if not 0 <= self.peak < float("inf"):
-            raise ValueError(f"peak={self.peak!r}: give a number from 0 on, such as 0.15; 0 trains the classifier alone")
+            raise ValueError(f"peak={self.peak!r}: give a number from 0 on; 0 trains the classifier alone")
 
     def __call__(self, epoch: int) -> dict[str, float]:
         """α by pattern in an epoch, counted from 0."""

@@ -27,6 +27,8 @@ def accuracy(output: Any, target: Any) -> float | None:
         return None
     if target.is_floating_point() or target.dtype == torch.bool or output.dim() != target.dim() + 1:
         return None
+    if (output.shape[0], *output.shape[2:]) != target.shape:  # the classes are not where cross_entropy has them
+        return None
     return (output.argmax(1) == target).float().mean().item()
 
 
