@@ -50,7 +50,8 @@ def test_by_hand_is_bp():
     batches = make_batches(4, 3)
     made = {}
     real = contenders.stages_of
-    for name, make in (("hand", contenders._by_hand), ("bp", lambda cut: contenders._trainer("bp", "simulate", cut))):
+    by_plan = lambda cut: contenders.timed_trainer(contenders.stages_of(cut), "bp", "simulate")  # noqa: E731
+    for name, make in (("hand", contenders._by_hand), ("bp", by_plan)):
         kept = []
         contenders.stages_of = lambda cut, kept=kept: kept.append(real(cut)) or kept[0]
         try:
