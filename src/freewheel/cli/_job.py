@@ -47,14 +47,17 @@ def prepare(settings: Settings) -> Job:
         method = with_schedule(method, transfer)
     untrained = copy.deepcopy(model)
     example, _ = next(data.train.epoch(0))
+    example = example.to(settings.devices[0])
     stages = freewheel.split(
-        model,
+        model.to(settings.devices[0]),
         None if settings.at else settings.stage_count,
         example=example,
         by=settings.split or "time",
         at=settings.at or None,
         threads=settings.stage_threads,
     )
+    for stage, device in zip(stages, settings.devices):
+        stage.to(device)
     trainer = freewheel.Trainer(
         stages,
         method=method,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class Settings:
     runtime: str
     threads: int | None
     slack: int
+    device: str
     epochs: int
     optimizer: str | None
     lr: float | None
@@ -106,6 +108,7 @@ class Settings:
             options=read_options(self.option),
             epochs=self.epochs,
         )
+        self.devices  # noqa: B018
         check_file("--json", self.json)
         check_file("--save", self.save)
 
@@ -120,6 +123,11 @@ class Settings:
     def stage_threads(self) -> int:
         """Intra-op threads of each stage: as asked for, or the cores shared out."""
         return share(self.stage_count) if self.threads is None else self.threads
+
+    @cached_property
+    def devices(self) -> list[torch.device]:
+        """The device of each stage: those asked for, in turn."""
+        return [_device(name) for _, name in zip(range(self.stage_count), cycle(self.device.split(",")))]
 
     @cached_property
     def chosen_method(self) -> Method:
@@ -169,3 +177,15 @@ class Settings:
     def optimizer_factory(self) -> Any:
         """Makes an optimizer of some parameters."""
         return partial(OPTIMIZERS[self.optimizer_name][0], **self.optimizer_settings())  # pyright: ignore[reportArgumentType]
+
+
+def _device(name: str) -> torch.device:
+    """A device that is there."""
+    try:
+        device = torch.device(name.strip())
+    except RuntimeError:
+        raise ValueError(f"--device {name}: give cpu, cuda, or a list of devices such as cuda:0,cuda:1") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise ValueError(f"--device {name}: torch sees {found} GPUs here" + ("; leave --device out" if not found else ""))
+    return device

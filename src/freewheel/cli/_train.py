@@ -152,6 +152,12 @@ def train(
         int,
         typer.Option(metavar="N", help="Extra length of the queues; never changes the result.", rich_help_panel=RUN),
     ] = 0,
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="cpu, cuda, or several for the stages in turn: cuda:0,cuda:1.", rich_help_panel=RUN
+        ),
+    ] = "cpu",
     epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the images.", rich_help_panel=STEP)] = 10,
     optimizer: Annotated[
         str | None,
