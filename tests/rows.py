@@ -57,6 +57,8 @@ ROWS = [
     Row("accumulated", lambda k: fw.Pipeline(delays=tuple(range(k))[::-1], corrections=[fw.Accumulate(3)])),
 ]
 
+LOCAL = ("simulate", "threads")  # runtimes within one process
+
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
     "adam": partial(torch.optim.Adam, lr=0.01),

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import freewheel as fw
-from rows import ROWS, batches, network, same_bits, tensors, trainer
+from rows import LOCAL, ROWS, batches, network, same_bits, tensors, trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -25,7 +25,7 @@ def test_threads_equal_simulate_on_one_gpu(row):
 
 def test_stages_may_sit_on_different_devices():
     devices = [f"cuda:{i % torch.cuda.device_count()}" for i in range(2)] + ["cpu"]
-    for runtime in fw.RUNTIMES:
+    for runtime in LOCAL:
         stages = [stage.to(device) for stage, device in zip(network(3), devices)]
         made = trainer(stages, "pipedream", runtime=runtime)
         made.fit(batches(8))
@@ -33,7 +33,7 @@ def test_stages_may_sit_on_different_devices():
 
 
 def test_autocast_and_convolutions_on_a_gpu():
-    for runtime in fw.RUNTIMES:
+    for runtime in LOCAL:
         stages = [nn.Conv2d(3, 8, 3).cuda(), nn.Sequential(nn.Flatten(), nn.Linear(8 * 36, 3)).cuda()]
         loader = [(torch.randn(4, 3, 8, 8), torch.randint(3, (4,))) for _ in range(6)]
         trainer(stages, "fdg", runtime=runtime, autocast=torch.bfloat16).fit(loader)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import freewheel as fw
+from rows import LOCAL
 
 
 class Watch(torch.autograd.Function):
@@ -56,7 +57,7 @@ pipelines = st.integers(1, 4).flatmap(
 )
 
 
-@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+@pytest.mark.parametrize("runtime", LOCAL)
 @settings(max_examples=1000, deadline=None)
 @given(choices=pipelines, batches=st.integers(1, 9), slack=st.integers(0, 2))
 def test_random_pipelines_end_and_see_the_promised_versions(runtime, choices, batches, slack):
@@ -121,7 +122,7 @@ forward_pipelines = st.integers(1, 4).flatmap(
 )
 
 
-@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+@pytest.mark.parametrize("runtime", LOCAL)
 @settings(max_examples=300, deadline=None)
 @given(choices=forward_pipelines, batches=st.integers(1, 9), slack=st.integers(0, 2))
 def test_random_forward_pipelines_end_and_see_the_promised_versions(runtime, choices, batches, slack):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import freewheel as fw
-from rows import OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
+from rows import LOCAL, OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
 
 
 class Slow(nn.Module):
@@ -76,7 +76,7 @@ def test_training_does_change_the_weights_and_seeds_matter(row):
     assert not same_bits(after, tensors(*stages))  # dropout draws from the trainer's seed
 
 
-@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+@pytest.mark.parametrize("runtime", LOCAL)
 def test_every_stage_makes_one_update_per_batch(runtime):
     for row in ROWS:
         made = trainer(network(4), row.make(4), runtime=runtime, optimizer=OPTIMIZERS["adam"])
@@ -86,7 +86,7 @@ def test_every_stage_makes_one_update_per_batch(runtime):
         assert steps == {expected}, row
 
 
-@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+@pytest.mark.parametrize("runtime", LOCAL)
 def test_a_cut_is_the_network_after_exactly_so_many_batches(runtime):
     """With zero learning after the cut, the cut's weights are the drained weights of a shorter run."""
     for row in ROWS:
@@ -109,7 +109,7 @@ def test_a_cut_is_the_network_after_exactly_so_many_batches(runtime):
             assert same_bits(parts, found), (row, epoch)
 
 
-@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+@pytest.mark.parametrize("runtime", LOCAL)
 def test_a_callback_stops_at_its_cut(runtime):
     states = []
     for _ in range(2):
@@ -124,7 +124,7 @@ def test_a_callback_stops_at_its_cut(runtime):
     assert same_bits(*states)
 
 
-@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+@pytest.mark.parametrize("runtime", LOCAL)
 def test_a_failing_stage_is_named_and_nothing_is_left_running(runtime):
     class Fails(nn.Module):
         def __init__(self) -> None:
@@ -203,7 +203,7 @@ def test_an_error_does_not_wait_for_a_stage_that_is_stuck():
         assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+@pytest.mark.parametrize("runtime", LOCAL)
 @pytest.mark.parametrize("when", ["loader", "callback", "validate"])
 def test_an_error_around_the_stages_stops_them_too(runtime, when):
     def broken():
@@ -225,7 +225,7 @@ def test_an_error_around_the_stages_stops_them_too(runtime, when):
     assert not [t for t in threading.enumerate() if t.name.startswith("freewheel")]
 
 
-@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+@pytest.mark.parametrize("runtime", LOCAL)
 def test_ctrl_c_drains_and_leaves_a_consistent_network(runtime, capsys):
     class Loader:
         def __iter__(self):
@@ -264,7 +264,7 @@ def test_ctrl_c_twice_stops_at_once():
     assert not [t for t in threading.enumerate() if t.name.startswith("freewheel")]
 
 
-@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+@pytest.mark.parametrize("runtime", LOCAL)
 def test_a_loader_without_a_length_works(runtime):
     class Stream:
         def __iter__(self):
@@ -315,7 +315,7 @@ def test_inputs_may_be_trees_and_equal_plain_training(kind):
         optimizer.zero_grad()
         F.cross_entropy(plain(x), y).backward()
         optimizer.step()
-    for runtime in fw.RUNTIMES:
+    for runtime in LOCAL:
         torch.manual_seed(0)
         stages = [Pair(), Join()]
         trainer(stages, "bp", runtime=runtime, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)).fit(loader)
@@ -326,7 +326,7 @@ def test_inputs_may_be_trees_and_equal_plain_training(kind):
 def test_micro_batches_of_a_small_last_batch():
     stages = [nn.Linear(6, 5), nn.Linear(5, 3)]
     loader = [*batches(3), (torch.randn(2, 6), torch.tensor([0, 1]))]
-    for runtime in fw.RUNTIMES:
+    for runtime in LOCAL:
         history = trainer(stages, fw.GPipe(micro=4), runtime=runtime).fit(loader)
         assert history.epochs[0].samples == 29
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import freewheel as fw
-from rows import ROWS, batches, network, same_bits, tensors, trainer
+from rows import LOCAL, ROWS, batches, network, same_bits, tensors, trainer
 
 
 def test_old_versions_and_graphs_are_freed_as_soon_as_nothing_needs_them():
@@ -88,7 +88,7 @@ def test_frozen_parameters_and_parameterless_stages():
         p.requires_grad_(False)
     before = tensors(*stages)
     for row in ROWS:
-        for runtime in fw.RUNTIMES:
+        for runtime in LOCAL:
             made = trainer(stages, row.make(5), runtime=runtime)
             made.fit(batches(6))
             assert [o is None for o in made.optimizers] == [True, False, True, True, True]
@@ -125,7 +125,7 @@ def test_a_passenger_goes_through_untouched_stages():
             return self.linear(pair[0] + pair[1])
 
     for row in ROWS:
-        for runtime in fw.RUNTIMES:
+        for runtime in LOCAL:
             trainer([Skip(), Skip(), Last()], row.make(3), runtime=runtime).fit(batches(6))
 
 
@@ -181,7 +181,7 @@ def test_autocast_runs_in_bfloat16_and_agrees_between_runtimes(name):
             return x
 
     results = []
-    for runtime in fw.RUNTIMES:
+    for runtime in LOCAL:
         torch.manual_seed(0)
         stages = [nn.Sequential(nn.Linear(6, 16), Note(), nn.ReLU()), nn.Linear(16, 3)]
         trainer(stages, name, runtime=runtime, autocast=torch.bfloat16).fit(batches(12))
@@ -209,7 +209,7 @@ def test_random_numbers_belong_to_the_batch_and_the_stage():
 
     seen = []
     for method in ("bp", "pipedream", "fdg"):
-        for runtime in fw.RUNTIMES:
+        for runtime in LOCAL:
             stages = [nn.Linear(6, 6), Masks(), nn.Linear(6, 3)]
             trainer(stages, method, runtime=runtime).fit(batches(5))
             seen.append(list(stages[1].masks.values()))
@@ -247,7 +247,7 @@ def test_recurrent_stages_learn_late(kind):
     loader = [(torch.randn(4, 3, 2), torch.randint(3, (4,))) for _ in range(6)]
     for method in ("pipedream", "dsp", "fdg", "pipemare"):
         results = []
-        for runtime in fw.RUNTIMES:
+        for runtime in LOCAL:
             torch.manual_seed(0)
             stages = [Layer(2), Layer(5), Last()]
             trainer(stages, method, runtime=runtime).fit(loader)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import freewheel as fw
-from rows import batches, network, same_bits, tensors, trainer
+from rows import LOCAL, batches, network, same_bits, tensors, trainer
 
 
 def test_the_modules_handed_in_hold_the_trained_weights():
@@ -149,7 +149,7 @@ def test_fit_works_outside_the_main_thread():
 
 def test_the_thread_count_of_the_caller_is_restored():
     torch.set_num_threads(2)
-    for runtime in fw.RUNTIMES:
+    for runtime in LOCAL:
         trainer(network(2), "fdg", runtime=runtime).fit(batches(3))
         assert torch.get_num_threads() == 2
         seen = []

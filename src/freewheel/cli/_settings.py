@@ -187,5 +187,7 @@ def _device(name: str) -> torch.device:
         raise ValueError(f"--device {name}: give cpu, cuda, or a list of devices such as cuda:0,cuda:1") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
-        raise ValueError(f"--device {name}: torch sees {found} GPUs here" + ("; leave --device out" if not found else ""))
+        raise ValueError(
+            f"--device {name}: torch sees {found} GPUs here" + ("; leave --device out" if not found else "")
+        )
     return device

@@ -2,12 +2,41 @@
 
 from collections.abc import Callable
 
+from freewheel.runtime._errors import LostError, StageError
 from freewheel.runtime._feed import Feed
-from freewheel.runtime._interpreter import NOT_FINITE, Part, StageError
-from freewheel.runtime._run import Cut, Run
+from freewheel.runtime._interpreter import NOT_FINITE, Part
+from freewheel.runtime._processes import processes
+from freewheel.runtime._run import Abroad, Cut, Outcome, Run
+from freewheel.runtime._seeded import seeded
 from freewheel.runtime._simulate import simulate
 from freewheel.runtime._threads import threads
+from freewheel.runtime._torchrun import check_started, torchrun
+from freewheel.runtime._world import TRANSPORTS, Transport
 
-RUNTIMES: dict[str, Callable[[Run], Cut | None]] = {"simulate": simulate, "threads": threads}
+RUNTIMES: dict[str, Callable[[Run], Outcome]] = {
+    "simulate": simulate,
+    "threads": threads,
+    "processes": processes,
+    "torchrun": torchrun,
+}
 
-__all__ = ["NOT_FINITE", "RUNTIMES", "Cut", "Feed", "Part", "Run", "StageError", "simulate", "threads"]
+__all__ = [
+    "NOT_FINITE",
+    "RUNTIMES",
+    "TRANSPORTS",
+    "Abroad",
+    "Cut",
+    "Feed",
+    "LostError",
+    "Outcome",
+    "Part",
+    "Run",
+    "StageError",
+    "Transport",
+    "check_started",
+    "processes",
+    "seeded",
+    "simulate",
+    "threads",
+    "torchrun",
+]

@@ -4,15 +4,38 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 
 class ClosedError(Exception):
     """The run is being stopped: whoever waits here must give up."""
 
 
+class Sender(Protocol):
+    """The end of a channel that messages go into."""
+
+    def put(self, item: Any) -> None:
+        """Appends an item, waiting for room; raises `ClosedError` once the channel is closed."""
+
+    def flush(self) -> None:
+        """Waits until no item depends on this process any more."""
+
+    def close(self) -> None:
+        """Wakes everybody who waits here, and lets nobody wait again."""
+
+
+class Receiver(Protocol):
+    """The end of a channel that messages come out of."""
+
+    def get(self) -> Any:
+        """Takes the oldest item, waiting for one; raises `ClosedError` once the channel is closed."""
+
+    def close(self) -> None:
+        """Wakes everybody who waits here, and lets nobody wait again."""
+
+
 class Channel:
-    """A bounded queue between two stages.
+    """A bounded queue between two stages of one process: both ends in one.
 
     Example:
         >>> channel = Channel(capacity=1)
@@ -46,6 +69,9 @@ class Channel:
                 raise ClosedError
             self._items.append(item)
             self._changed.notify()
+
+    def flush(self) -> None:
+        """Nothing to wait for: the items are in this process."""
 
     def get(self) -> Any:
         """Takes the oldest item, waiting for one; raises `ClosedError` once the channel is closed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -20,6 +20,23 @@ class Batch(NamedTuple):
     target: Any
     size: int
     cut: bool  # whether an epoch ends with it
+
+
+class Announced(Protocol):
+    """What a stage knows of the batches: which there are, and where an epoch ends."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run is being stopped."""
+        ...
+
+    def numbers(self) -> Iterator[int]:
+        """The batch numbers, each as soon as it is announced."""
+        ...
+
+    def is_cut(self, number: int) -> bool:
+        """Whether an epoch ends with this batch."""
+        ...
 
 
 class Feed:
@@ -62,6 +79,12 @@ class Feed:
     def stop(self) -> None:
         """Gives out no further batch: the pipeline drains what it has."""
         self.stopped = True
+
+    def finish(self) -> None:
+        """Announces no further batch."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
 
     @property
     def closed(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from freewheel.plan import Action, Op, stream
-from freewheel.runtime._channels import Channel, ClosedError
-from freewheel.runtime._feed import Feed
+from freewheel.runtime._channels import Channel, ClosedError, Receiver
+from freewheel.runtime._errors import StageError
+from freewheel.runtime._feed import Announced
+from freewheel.runtime._layout import compact
 from freewheel.runtime._pieces import cut_in_samples, cut_in_time
 from freewheel.stage import ChainStage, ForwardStage, Gradients, Stage
 
@@ -36,24 +38,6 @@ class Part:
     state: dict[str, Any] | None = None
 
 
-class StageError(RuntimeError):
-    """A stage failed; the cause is chained, `stage` and `batch` say where."""
-
-    def __init__(self, stage: int, action: Action, cause: BaseException) -> None:
-        doing = {
-            Op.FORWARD: "forward",
-            Op.RECOMPUTE: "recomputation",
-            Op.BACKWARD: "backward",
-            Op.UPDATE: "update",
-        }
-        what = doing.get(action.op, "message")
-        reason = str(cause).strip().split("\n")[0]
-        super().__init__(
-            f"stage {stage} failed in the {what} of batch {action.batch}: {type(cause).__name__}: {reason}"
-        )
-        self.stage, self.batch, self.action = stage, action.batch, action
-
-
 class Interpreter:
     """Runs the actions of one stage.
 
@@ -70,11 +54,11 @@ class Interpreter:
     def __init__(
         self,
         stage: Stage,
-        feed: Feed,
+        feed: Announced,
         *,
-        inputs: Channel | None,
-        targets: Channel | None,
-        links: dict[Op, Channel],
+        inputs: Receiver | None,
+        targets: Receiver | None,
+        links: Mapping[Op, Any],
         on_part: Callable[[Part], None],
         states: bool,
     ) -> None:
@@ -90,6 +74,7 @@ class Interpreter:
         self._norms = torch.zeros(0)  # of the gradients of all later stages
         self._norm: Tensor | None = None  # over all stages
         self._busy, self._gaps, self._updates = 0.0, 0, 0
+        self.doing: tuple[Action, float] | None = None  # the work under way, and since when
         self._seen: dict[int, int] = {}  # batch -> version that its forward saw
         self._verbs: dict[Op, Callable[[Unit], None]] = {
             Op.FORWARD: self._forward,
@@ -146,7 +131,7 @@ class Interpreter:
     def ready(self, action: Action) -> bool:
         """Whether `execute` would not have to wait."""
         channel = self._links.get(action.op)
-        if channel is None:
+        if not isinstance(channel, Channel):
             return True
         return channel.has_item if action.op.is_receive else channel.has_room
 
@@ -166,10 +151,12 @@ class Interpreter:
         if op is Op.FORWARD and unit[1] == 0:
             self._fetch(unit[0])
         started = time.perf_counter()
+        self.doing = action, started
         try:
             self._verbs[op](unit)
         except Exception as error:
             raise StageError(self.stage.index, action, error) from error
+        self.doing = None
         self._busy += time.perf_counter() - started
         if op is Op.UPDATE and self._feed.is_cut(action.batch):
             self._on_part(self.part(action.batch + 1))
@@ -202,7 +189,7 @@ class Interpreter:
     def _handed_over(self) -> Any:
         """The activation to send, which from here on is the next stage's alone."""
         activation, self._activation = self._activation, None
-        return activation
+        return compact(activation)
 
     def _update(self, unit: Unit) -> None:
         self._gaps += self.stage.version - self._seen.pop(unit[0])
@@ -221,11 +208,11 @@ class Interpreter:
         norms = self.stage.norms()
         return torch.cat([norms, self._norms.to(norms)])
 
-    def part(self, batches: int) -> Part:
+    def part(self, batches: int, *, state: bool = False) -> Part:
         """This stage's part of the cut after a number of batches; what it counts starts anew."""
         stage = self.stage
-        state = stage.state() if self._states else None
-        part = Part(stage.index, batches, self._busy, self._gaps / max(1, self._updates), stage.losses, state)
+        copy = stage.state() if self._states or state else None
+        part = Part(stage.index, batches, self._busy, self._gaps / max(1, self._updates), stage.losses, copy)
         stage.losses = []
         self._busy, self._gaps, self._updates = 0.0, 0, 0
         return part

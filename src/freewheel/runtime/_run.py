@@ -1,13 +1,15 @@
-"""A run: the stages of one `fit`, wired up with channels, and the cuts they give."""
+"""A run: the stages of one `fit`, the batches they get, and the cuts they give."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
-from freewheel.plan import DIRECTION, Op, Schedule, capacity, channel_of
+from freewheel.plan import DIRECTION, Op, capacity, channel_of
 from freewheel.runtime._channels import Channel
 from freewheel.runtime._feed import Feed
 from freewheel.runtime._interpreter import Interpreter, Part
@@ -23,8 +25,40 @@ class Cut:
     time: float
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: the cut at which `on_cut` asked to stop, if it did, and what came after the last cut.
+
+    `told` is what the process that led the run has told this one, where that was another.
+    """
+
+    stopped_at: Cut | None
+    rest: Cut | None
+    told: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abroad:
+    """What runtimes of several processes need to know.
+
+    Args:
+        orders: For each stage, what a process of its own needs to build it; see `freewheel.trainer`.
+        timeout: Seconds without a sign of life after which a process is taken for lost.
+        transport: How messages travel.
+        interface: The network interface of gloo's sockets.
+        tell: Makes what the other processes are told in the end, from the outcome.
+    """
+
+    orders: Sequence[Any] = ()
+    timeout: float = 300.0
+    transport: str = "auto"
+    interface: str | None = None
+    tell: Callable[[Outcome], dict[str, Any]] = lambda outcome: {}
+
+
+@dataclass
 class Run:
-    """Everything that a runtime needs to run: interpreters, their channels and the feed.
+    """Everything that a runtime needs to know.
 
     Args:
         stages: The stages, in order.
@@ -33,74 +67,103 @@ class Run:
         states: Whether cuts hold copies of the weights.
         prefetch: Batches that wait in front of the first stage.
         threads: Intra-op threads that each stage computes with.
+        seed: Of the process-wide generators, where a stage has a process of its own.
+        batches_before: Batches trained in earlier runs.
+        epochs_before: Epochs trained in earlier runs.
+        abroad: For runtimes of several processes.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        feed: Feed,
-        *,
-        on_cut: Callable[[Cut], bool],
-        states: bool,
-        prefetch: int = 2,
-        threads: int = 1,
-    ) -> None:
-        self.feed, self.on_cut, self.threads = feed, on_cut, threads
-        schedule = stages[0].options.schedule
-        channels = _channels(schedule)
-        self.inputs = Channel(prefetch)
+    stages: Sequence[Stage]
+    feed: Feed
+    on_cut: Callable[[Cut], bool]
+    states: bool
+    prefetch: int = 2
+    threads: int = 1
+    seed: int = 0
+    batches_before: int = 0
+    epochs_before: int = 0
+    abroad: Abroad = field(default_factory=Abroad)
+
+    def __post_init__(self) -> None:
+        self.schedule = self.stages[0].options.schedule
         # A target waits for its batch to come through, and the pipeline holds no more batches than this.
-        self.targets = Channel(
-            prefetch + 1 + sum(a for a, _ in schedule.lengths()) + schedule.stages + schedule.delays[0]
-        )
-        self._all = [self.inputs, self.targets, *channels.values()]
+        lengths = sum(a for a, _ in self.schedule.lengths())
+        self.depth = self.prefetch + 1 + lengths + self.schedule.stages + self.schedule.delays[0]
         self._parts: dict[int, list[Part]] = {}
         self._lock = threading.Lock()
         self.complete: Callable[[Cut], None] = lambda cut: None  # set by the runtime
+
+    def collect(self, part: Part) -> None:
+        """Takes a stage's part of a cut; the last one completes it."""
+        with self._lock:
+            parts = self._parts.setdefault(part.batches, [])
+            parts.append(part)
+            if len(parts) < self.schedule.stages:
+                return
+            del self._parts[part.batches]
+        self.complete(cut_of(parts))
+
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """Inside, the stages of this process are ready for batches."""
+        for stage in self.stages:
+            stage.begin(self.batches_before, self.epochs_before)
+        try:
+            yield
+        finally:
+            for stage in self.stages:
+                stage.end()
+
+
+def cut_of(parts: Sequence[Part]) -> Cut:
+    """The cut that these parts make."""
+    return Cut(parts[0].batches, tuple(sorted(parts, key=lambda part: part.stage)), time.perf_counter())
+
+
+class Local:
+    """A run within this process: an interpreter for each stage, and the channels between them."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.inputs, self.targets = Channel(run.prefetch), Channel(run.depth)
+        pairs = [(letter, boundary) for letter in DIRECTION for boundary in range(run.schedule.stages - 1)]
+        channels = {pair: Channel(capacity(run.schedule, pair)) for pair in pairs}
+        self._all = [self.inputs, self.targets, *channels.values()]
         self.interpreters = [
             Interpreter(
                 stage,
-                feed,
+                run.feed,
                 inputs=self.inputs if stage.index == 0 else None,
                 targets=self.targets if stage.is_last else None,
-                links=_links(channels, stage.index),
-                on_part=self._collect,
-                states=states,
+                links=links(channels, stage.index),
+                on_part=run.collect,
+                states=run.states,
             )
-            for stage in stages
+            for stage in run.stages
         ]
 
     def deliver(self) -> bool:
         """Takes a batch from the feed to the first and the last stage; False when there is none."""
-        batch = self.feed.pull()
+        batch = self.run.feed.pull()
         if batch is None:
             return False
         self.inputs.put((batch.x, batch.size))
         self.targets.put((batch.target, batch.size))
         return True
 
+    def outcome(self, stopped_at: Cut | None) -> Outcome:
+        """How it ended."""
+        batches = self.run.feed.announced
+        return Outcome(stopped_at, cut_of([interpreter.part(batches) for interpreter in self.interpreters]))
+
     def close(self) -> None:
         """Turns away everyone who waits for a message or a batch."""
-        self.feed.close()
+        self.run.feed.close()
         for channel in self._all:
             channel.close()
 
-    def _collect(self, part: Part) -> None:
-        with self._lock:
-            parts = self._parts.setdefault(part.batches, [])
-            parts.append(part)
-            if len(parts) < len(self.interpreters):
-                return
-            del self._parts[part.batches]
-        self.complete(Cut(part.batches, tuple(sorted(parts, key=lambda p: p.stage)), time.perf_counter()))
 
-
-def _channels(schedule: Schedule) -> dict[tuple[str, int], Channel]:
-    pairs = [(letter, boundary) for letter in DIRECTION for boundary in range(schedule.stages - 1)]
-    return {pair: Channel(capacity(schedule, pair)) for pair in pairs}
-
-
-def _links(channels: dict[tuple[str, int], Channel], stage: int) -> dict[Op, Channel]:
+def links(channels: dict[tuple[str, int], Any], stage: int) -> dict[Op, Any]:
     """The channels of one stage, by the op that uses them."""
     used = {op: channels.get(channel_of(op, stage)) for op in Op if not op.is_compute}
     return {op: channel for op, channel in used.items() if channel is not None}

@@ -5,23 +5,24 @@ from __future__ import annotations
 from freewheel._cores import intra_op_threads
 from freewheel.plan import Action
 from freewheel.runtime._interpreter import Interpreter
-from freewheel.runtime._run import Cut, Run
+from freewheel.runtime._run import Cut, Local, Outcome, Run
 
 
-def simulate(run: Run) -> Cut | None:
-    """Runs to the end; returns the cut at which `on_cut` asked to stop, if it did."""
+def simulate(run: Run) -> Outcome:
+    """Runs to the end, or to the cut at which `on_cut` asks to stop."""
     cuts: list[Cut] = []
     run.complete = cuts.append
-    run.feed.on_demand(run.deliver)
-    players = [_Player(interpreter) for interpreter in run.interpreters]
-    with intra_op_threads(run.threads):
+    with run.begun(), intra_op_threads(run.threads):
+        local = Local(run)
+        run.feed.on_demand(local.deliver)
+        players = [_Player(interpreter) for interpreter in local.interpreters]
         while sum(player.play() for player in players):  # every one of them gets its turn
             while cuts:
                 cut = cuts.pop(0)
                 if run.on_cut(cut):
-                    return cut
-    assert all(player.over for player in players), "deadlock in a checked plan"
-    return None
+                    return local.outcome(cut)
+        assert all(player.over for player in players), "deadlock in a checked plan"
+        return local.outcome(None)
 
 
 class _Player:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,56 +22,68 @@ import torch
 from freewheel._cores import intra_op_threads
 from freewheel.runtime._channels import ClosedError
 from freewheel.runtime._interpreter import Interpreter
-from freewheel.runtime._run import Cut, Run
+from freewheel.runtime._run import Cut, Local, Outcome, Run
 
 # How long the caller waits for the other stages to notice an error before it raises it.
 GRACE_SECONDS = 1.5
+Events = queue.SimpleQueue[Any]
 
 
-def threads(run: Run) -> Cut | None:
-    """Runs to the end; returns the cut at which `on_cut` asked to stop, if it did."""
-    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+def threads(run: Run) -> Outcome:
+    """Runs to the end, or to the cut at which `on_cut` asks to stop."""
+    events: Events = queue.SimpleQueue()
     run.complete = events.put
-
-    def work(interpreter: Interpreter) -> None:
+    with run.begun():
+        local = Local(run)
+        workers = [stage_thread(i, events, run.threads, local.close) for i in local.interpreters]
+        for worker in workers:
+            worker.start()
         try:
-            torch.set_num_threads(run.threads)
+            with intra_op_threads(run.threads):
+                stopped_at, _ = attend(events, local.deliver, run.on_cut, working=len(workers))
+        except BaseException:
+            local.close()
+            deadline = time.monotonic() + GRACE_SECONDS
+            for worker in workers:
+                worker.join(max(0.0, deadline - time.monotonic()))
+            raise
+        local.close()
+        for worker in workers:  # however long it takes: what they hold is about to be read, or put back
+            worker.join()
+        return local.outcome(stopped_at)
+
+
+def stage_thread(
+    interpreter: Interpreter, events: Events, threads: int, close: Callable[[], object]
+) -> threading.Thread:
+    """A thread that runs a stage; it reports itself when it is done, or its error, after which all is closed."""
+
+    def work() -> None:
+        try:
+            torch.set_num_threads(threads)
             interpreter.run()
             events.put(interpreter)
         except ClosedError:
             pass
         except BaseException as error:
             events.put(error)
-            run.close()
+            close()
 
-    workers = [
-        threading.Thread(target=work, args=(i,), name=f"freewheel-stage-{i.stage.index}", daemon=True)
-        for i in run.interpreters
-    ]
-    for worker in workers:
-        worker.start()
-    try:
-        with intra_op_threads(run.threads):
-            stopped_at = _attend(run, events)
-    except BaseException:
-        run.close()
-        deadline = time.monotonic() + GRACE_SECONDS
-        for worker in workers:
-            worker.join(max(0.0, deadline - time.monotonic()))
-        raise
-    run.close()
-    for worker in workers:  # however long it takes: what they hold is about to be read, or put back
-        worker.join()
-    return stopped_at
+    return threading.Thread(target=work, name=f"freewheel-stage-{interpreter.stage.index}", daemon=True)
 
 
-def _attend(run: Run, events: queue.SimpleQueue[Any]) -> Cut | None:
-    """Feeds the stages and answers to what they report, until all have finished."""
-    feeding, working = True, len(run.interpreters)
+def attend(
+    events: Events, deliver: Callable[[], bool], on_cut: Callable[[Cut], bool], *, working: int
+) -> tuple[Cut | None, int]:
+    """Feeds the stages and answers to what they report, until all have finished, or `on_cut` asks to stop.
+
+    Returns the cut at which it did, and how many stages are still at work.
+    """
+    feeding = True
     while working:
         if feeding:
             try:
-                feeding = run.deliver()
+                feeding = deliver()
             except ClosedError:
                 feeding = False  # a stage has failed: its error is on the way
         while working and (not feeding or not events.empty()):
@@ -78,8 +91,8 @@ def _attend(run: Run, events: queue.SimpleQueue[Any]) -> Cut | None:
             if isinstance(event, BaseException):
                 raise event
             if isinstance(event, Cut):
-                if run.on_cut(event):
-                    return event
+                if on_cut(event):
+                    return event, working
             else:
                 working -= 1
-    return None
+    return None, 0

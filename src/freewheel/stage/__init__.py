@@ -12,7 +12,7 @@ from freewheel.stage._corrections import (
     Site,
     StalenessStep,
 )
-from freewheel.stage._forward import ForwardStage
+from freewheel.stage._forward import Dual, ForwardStage
 from freewheel.stage._recurrent import Recurrent
 from freewheel.stage._stage import Loss, Stage, StageOptions
 from freewheel.stage._state import load_tensors
@@ -24,6 +24,7 @@ __all__ = [
     "Correction",
     "DelayCompensation",
     "Discrepancy",
+    "Dual",
     "ForwardStage",
     "Gradients",
     "Hooks",

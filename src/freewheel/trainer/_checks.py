@@ -38,22 +38,22 @@ def check_stages(stages: object) -> list[nn.Module]:
     return list(stages)
 
 
-def make_optimizers(
+def check_factories(
     factory: OptimizerFactory | Mapping[int, OptimizerFactory], stages: Sequence[nn.Module]
-) -> list[torch.optim.Optimizer | None]:
-    """An optimizer for each stage that has anything to train."""
+) -> list[OptimizerFactory | None]:
+    """The factory of each stage's optimizer, None for a stage that has nothing to train."""
     if isinstance(factory, torch.optim.Optimizer):
         raise TypeError(
             f"optimizer is a {type(factory).__name__} that exists already: give a factory for each stage's own, such "
             "as functools.partial(torch.optim.SGD, lr=0.1)"
         )
-    out: list[torch.optim.Optimizer | None] = []
     if isinstance(factory, Mapping):
         for key in factory:
             if key not in range(len(stages)):
                 raise ValueError(
                     f"optimizer has a factory for stage {key!r}, but the stages are 0 to {len(stages) - 1}"
                 )
+    out: list[OptimizerFactory | None] = []
     for k, stage in enumerate(stages):
         parameters = [p for p in stage.parameters() if p.requires_grad]
         if not parameters:
@@ -64,17 +64,20 @@ def make_optimizers(
         make = factory[k] if isinstance(factory, Mapping) else factory
         if not callable(make):
             raise TypeError(f"optimizer={make!r}: give a factory such as functools.partial(torch.optim.SGD, lr=0.1)")
-        optimizer = make(parameters)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer gave a {type(optimizer).__name__} for stage {k}, not a torch.optim.Optimizer")
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise TypeError(
-                "optimizer gave an LBFGS, which runs the network again within a step: use one that does not"
-            )
-        out.append(_in_one_go(optimizer))
+        out.append(make)  # pyright: ignore[reportArgumentType]
     if not any(out):
         raise ValueError("no stage has a parameter that requires a gradient: there is nothing to train")
     return out
+
+
+def make_optimizer(make: OptimizerFactory, k: int, stage: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of a stage."""
+    optimizer = make([p for p in stage.parameters() if p.requires_grad])
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer gave a {type(optimizer).__name__} for stage {k}, not a torch.optim.Optimizer")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError("optimizer gave an LBFGS, which runs the network again within a step: use one that does not")
+    return _in_one_go(optimizer)
 
 
 def _in_one_go(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import random
 import signal
 import sys
 import threading
@@ -14,12 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from freewheel._malloc import keep_freed_memory
 from freewheel._seeds import seed_of
-from freewheel.runtime import NOT_FINITE, Cut, Feed, Run
+from freewheel.runtime import NOT_FINITE, Abroad, Cut, Feed, Outcome, Run, seeded
 from freewheel.stage import Stage, load_tensors
 from freewheel.trainer._evaluate import Metric, evaluate
 from freewheel.trainer._history import Epoch, History, mean_loss
@@ -61,7 +59,8 @@ def fit(
     loader: Iterable[Any],
     epochs: int,
     *,
-    runtime: Callable[[Run], Cut | None],
+    runtime: Callable[[Run], Outcome],
+    abroad: Abroad,
     threads: int,
     metric: Metric,
     validate: Iterable[Any] | None,
@@ -97,24 +96,35 @@ def fit(
         return any(answer is True for answer in answers)
 
     keep_freed_memory()
-    for stage in stages:
-        stage.begin(batches_before, epochs_before)
-    run = Run(stages, feed, on_cut=on_cut, states=watched, threads=threads)
-    try:
-        with bar, _train_mode(modules), _seeded(seed_of(options.seed, batches_before)), _interruptible(feed):
-            stopped_at = runtime(run)
-        if stopped_at is not None:
-            for stage, part in zip(stages, stopped_at.parts):
-                assert part.state is not None
-                stage.load(part.state)
-    finally:
-        for stage in stages:
-            stage.end()
-    history.stopped, history.interrupted = stopped_at is not None, feed.stopped
-    rest = Cut(feed.announced, tuple(i.part(feed.announced) for i in run.interpreters), time.perf_counter())
-    if stopped_at is None and rest.parts[-1].losses:
-        history.epochs.append(replace(_record(rest, history, since=marks[-1]), complete=False))
-    return history
+    seed = seed_of(options.seed, batches_before)
+    run = Run(
+        stages,
+        feed,
+        on_cut=on_cut,
+        states=watched,
+        threads=threads,
+        seed=seed,
+        batches_before=batches_before,
+        epochs_before=epochs_before,
+        abroad=replace(abroad, tell=lambda outcome: _finished(history, outcome, feed, marks[-1]).as_dict()),
+    )
+    with bar, _train_mode(modules), seeded(seed), _interruptible(feed):
+        outcome = runtime(run)
+    if outcome.stopped_at is not None:
+        for stage, part in zip(stages, outcome.stopped_at.parts):
+            assert part.state is not None
+            stage.load(part.state)
+    if outcome.told is not None:
+        return History.from_dict(outcome.told)
+    return _finished(history, outcome, feed, marks[-1])
+
+
+def _finished(history: History, outcome: Outcome, feed: Feed, since: float) -> History:
+    """The history with what came after its last epoch."""
+    epochs = list(history.epochs)
+    if outcome.stopped_at is None and outcome.rest is not None and outcome.rest.parts[-1].losses:
+        epochs.append(replace(_record(outcome.rest, history, since=since), complete=False))
+    return History(epochs=epochs, interrupted=feed.stopped, stopped=outcome.stopped_at is not None)
 
 
 def _record(cut: Cut, history: History, *, since: float) -> Epoch:
@@ -140,25 +150,6 @@ def _train_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
     for module in sleeping:
         module.train()
     yield
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Inside, the process-wide generators start from this seed; afterwards they are as they were."""
-    before, python = torch.get_rng_state(), random.getstate()
-    numpy = sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy else None
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    if numpy:
-        numpy.random.seed(seed % 2**32)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
-        random.setstate(python)
-        if numpy:
-            numpy.random.set_state(state)
 
 
 @contextmanager

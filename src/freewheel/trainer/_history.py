@@ -69,6 +69,23 @@ class History:
         """The same as plain numbers, lists and dicts, ready for JSON."""
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> History:
+        """The history that was written so.
+
+        Example:
+            >>> History.from_dict(History(interrupted=True).as_dict())
+            History(epochs=[], interrupted=True, stopped=False)
+        """
+
+        def epoch(record: dict[str, Any]) -> Epoch:
+            score = record["validation"]
+            given = {"validation": None if score is None else Score(**score)}
+            lists = {name: tuple(record[name]) for name in ("busy", "staleness")}
+            return Epoch(**{**record, **given, **lists})
+
+        return cls(**{**values, "epochs": [epoch(record) for record in values["epochs"]]})
+
 
 def mean_loss(losses: Iterable[tuple[Any, int]]) -> tuple[float, int]:
     """The mean loss over samples, from (loss, size) pairs, and their number."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -13,22 +13,21 @@ from freewheel._errors import unknown, whole_number
 from freewheel.methods import Method
 from freewheel.methods import method as find_method
 from freewheel.plan import Plan
-from freewheel.runtime import RUNTIMES
+from freewheel.runtime import RUNTIMES, TRANSPORTS, Abroad, Transport, check_started
 from freewheel.split import Stages
-from freewheel.stage import ChainStage, ForwardStage, Loss, StageOptions, homes
+from freewheel.stage import ForwardStage, Loss, StageOptions, homes
 from freewheel.tangents import check_patterns
+from freewheel.trainer._blueprint import Blueprint, SchedulerFactory
 from freewheel.trainer._checks import (
     OptimizerFactory,
     check_autocast,
     check_clip,
+    check_factories,
     check_stages,
-    make_optimizers,
 )
 from freewheel.trainer._evaluate import Metric, accuracy, evaluate
 from freewheel.trainer._fit import Callback, Chain, fit
 from freewheel.trainer._history import History, Score
-
-SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
 class Trainer:
@@ -41,7 +40,8 @@ class Trainer:
         loss: Gets the last stage's output and the target, gives one number, the mean over the batch.
         optimizer: A factory called with each stage's parameters; or a dict of factories by stage.
         scheduler: A factory called with each stage's optimizer; stepped once per update.
-        runtime: `threads` (a thread a stage) or `simulate` (all in one thread).
+        runtime: `threads` (a thread a stage), `processes` (a process a stage), `torchrun` (this process has one of the
+            stages, torchrun has started the others) or `simulate` (all in one thread).
         seed: Fixes everything that is drawn while training: dropout, shuffling by torch's and Python's generators.
         clip: Largest norm of a gradient.
         clip_scope: Whether that is the norm over a `stage`, or the `global` one over all (synchronous methods only).
@@ -50,6 +50,11 @@ class Trainer:
         threads: Intra-op threads of each stage; the cores shared out evenly by default. Results depend on it, and on
             nothing else of the machine.
         slack: Extra length of the queues between stages; never changes the result.
+        timeout: Seconds after which a process that gives no sign of life, or a stage that is still at the same action,
+            is taken for lost (`processes`, `torchrun`).
+        transport: How messages travel between processes: `shared` memory, `gloo`, or `auto`: the first between
+            processes on one host.
+        interface: The network interface of gloo's sockets, such as `eth0`; loopback by default on one host.
 
     Example:
         >>> from functools import partial
@@ -80,10 +85,14 @@ class Trainer:
         metric: Metric = accuracy,
         threads: int | None = None,
         slack: int = 0,
+        timeout: float = 300.0,
+        transport: Transport = "auto",
+        interface: str | None = None,
     ) -> None:
         modules = check_stages(stages)
-        if runtime not in RUNTIMES:
-            raise unknown("runtime", runtime, RUNTIMES)
+        for kind, value, known in (("runtime", runtime, RUNTIMES), ("transport", transport, TRANSPORTS)):
+            if value not in known:
+                raise unknown(kind, value, known)
         for name, value in (("loss", loss), ("metric", metric)):
             if not callable(value):
                 raise TypeError(f"{name}={value!r}: give a function of the output and the target")
@@ -111,17 +120,32 @@ class Trainer:
             autocast=autocast,
             seed=self.seed,
         )
-        optimizers = make_optimizers(optimizer, modules)
-        schedulers = [None if scheduler is None or o is None else scheduler(o) for o in optimizers]
-        kind = ChainStage if schedule.credit == "chain" else ForwardStage
-        self._stages = [
-            kind(k, module, home, self._options, optimizers[k], schedulers[k])
+        names = {id(p): name for name, p in self._model.named_parameters()}
+        factories = check_factories(optimizer, modules)
+        self._blueprints = [
+            Blueprint(
+                index=k,
+                module=module,
+                device=home,
+                options=self._options,
+                optimizer=factories[k],
+                scheduler=scheduler,
+                names=tuple(names.get(id(p)) for p in module.parameters()),
+            )
             for k, (module, home) in enumerate(zip(modules, homes(modules)))
         ]
-        names = {id(p): name for name, p in self._model.named_parameters()}
-        for stage in self._stages:
-            if isinstance(stage, ForwardStage):
-                stage.name_parameters(names)
+        self._stages = [blueprint.build() for blueprint in self._blueprints]
+        self._abroad = Abroad(
+            orders=[blueprint.build for blueprint in self._blueprints],
+            timeout=_seconds("timeout", timeout),
+            transport=transport,
+            interface=interface,
+        )
+        if runtime == "torchrun":
+            check_started(len(modules))
+        if runtime == "processes":
+            for blueprint in self._blueprints:
+                blueprint.check_travels()
         self._check_scale(range(1))
         self._batches = self._epochs = 0
         self._running = False
@@ -197,6 +221,7 @@ class Trainer:
                 loader,
                 epochs,
                 runtime=RUNTIMES[self.runtime],
+                abroad=self._abroad,
                 threads=self.threads,
                 metric=self.metric,
                 validate=validate,
@@ -210,3 +235,9 @@ class Trainer:
         self._batches += history.batches
         self._epochs += len(history.epochs)
         return history
+
+
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ValueError(f"{name}={value!r}: give a number of seconds above 0")
+    return float(value)

@@ -1,0 +1,61 @@
+"""What can go wrong in a run, named by stage, batch and place."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from freewheel.plan import Action, Op
+
+_DOING = {
+    Op.FORWARD: "forward",
+    Op.RECOMPUTE: "recomputation",
+    Op.BACKWARD: "backward",
+    Op.UPDATE: "update",
+}
+
+
+class StageError(RuntimeError):
+    """A stage failed; the cause is chained, `stage` and `batch` say where."""
+
+    def __init__(self, stage: int, action: Action, cause: BaseException | str, where: str = "") -> None:
+        reason = cause if isinstance(cause, str) else f"{type(cause).__name__}: {str(cause).strip().split(chr(10))[0]}"
+        what = _DOING.get(action.op, "message")
+        super().__init__(f"stage {stage}{where} failed in the {what} of batch {action.batch}: {reason}")
+        self.stage, self.batch, self.action, self.reason = stage, action.batch, action, reason
+
+
+class LostError(RuntimeError):
+    """Another process of the run is gone, or does not answer."""
+
+    def __init__(self, peer: str, what: str = "does not answer: it has ended, or cannot be reached") -> None:
+        super().__init__(f"{peer} {what}")
+        self.peer = peer
+
+
+class RemoteError(Exception):
+    """The traceback of an error in another process, chained to the one that is raised here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def told(error: BaseException) -> dict[str, Any]:
+    """An error as plain values, to be told to another process."""
+    lines = "".join(traceback.format_exception(error))
+    if isinstance(error, StageError):
+        kind = {"stage": error.stage, "action": str(error.action), "reason": error.reason}
+        return {"kind": "stage", **kind, "traceback": lines}
+    if isinstance(error, LostError):
+        return {"kind": "lost", "text": str(error), "traceback": lines}
+    return {"kind": "other", "text": f"{type(error).__name__}: {error}", "traceback": lines}
+
+
+def heard(report: dict[str, Any], where: str) -> Exception:
+    """The error that another process told of; `where` says which."""
+    if report["kind"] == "stage":
+        error: Exception = StageError(report["stage"], Action.parse(report["action"]), report["reason"], where)
+    else:
+        error = RuntimeError(f"{where.strip(' ()')}: {report['text']}")
+    error.__cause__ = RemoteError(report["traceback"])
+    return error

@@ -1,0 +1,182 @@
+"""How a tree of tensors lies in a packet: its layout as text, and its tensors as bytes.
+
+A layout holds everything of a message but the tensors' contents: structure, shapes, strides, types, and plain values.
+Two messages with the same layout differ in bytes only, so that it is sent once, and again only when it changes. It is
+written as JSON; nothing is pickled, and nothing that arrives is run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from freewheel.stage import Dual
+
+ALIGNMENT = 64
+_NAMED: dict[str, Any] = {"Dual": Dual}  # named tuples that may travel
+_MAPS: dict[str, Any] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+
+Node = tuple[Any, ...]
+
+
+class Slot(NamedTuple):
+    """Where a tensor lies in a packet."""
+
+    start: int
+    dtype: torch.dtype
+    span: int  # elements from its first to its last, gaps included
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+class Layout:
+    """A layout ready to be used: where each tensor lies, and how the tree is built again.
+
+    Example:
+        >>> node, tensors = described({"h": torch.ones(2, 3), "ids": [1, None]})
+        >>> layout = Layout.read(Layout(node).text)
+        >>> packet = torch.empty(layout.size, dtype=torch.uint8)
+        >>> layout.write(packet, tensors)
+        >>> layout.take(packet)
+        {'h': tensor([[1., 1., 1.],
+                [1., 1., 1.]]), 'ids': [1, None]}
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._slots: list[Slot] = []
+        end = 0
+        for dtype, shape, stride in _leaves(node):
+            kind = getattr(torch, dtype)
+            span = _span(shape, stride)
+            self._slots.append(Slot(end, kind, span, tuple(shape), tuple(stride)))
+            end += -(-span * kind.itemsize // ALIGNMENT) * ALIGNMENT
+        self.size = end
+
+    @property
+    def text(self) -> str:
+        """The layout as JSON."""
+        return json.dumps(self.node)
+
+    @classmethod
+    def read(cls, text: str) -> Layout:
+        """The layout that a text stands for."""
+        return cls(_as_tuples(json.loads(text)))
+
+    def views(self, packet: Tensor) -> list[Tensor]:
+        """The places of the tensors in a packet of bytes, each in one dimension."""
+        ends = [slot.start + slot.span * slot.dtype.itemsize for slot in self._slots]
+        return [packet[slot.start : end].view(slot.dtype) for slot, end in zip(self._slots, ends)]
+
+    def write(self, packet: Tensor, tensors: Sequence[Tensor]) -> None:
+        """Copies tensors into a packet."""
+        fill(self.views(packet), tensors)
+
+    def take(self, packet: Tensor) -> Any:
+        """The tree in a packet, in memory of its own."""
+        return self.rebuilt(self.views(packet))
+
+    def rebuilt(self, views: Sequence[Tensor]) -> Any:
+        """The tree of the tensors in these places, in memory of its own."""
+        pairs = zip(views, self._slots)
+        return _built(self.node, iter([v.clone().as_strided(slot.shape, slot.stride) for v, slot in pairs]))
+
+
+def fill(views: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copies tensors into their places in a packet."""
+    for view, tensor in zip(views, tensors):
+        view.copy_(tensor.detach().as_strided((view.numel(),), (1,), int(tensor.storage_offset())))
+
+
+def described(tree: Any) -> tuple[Node, list[Tensor]]:
+    """The layout of a tree, as nested tuples that can be compared, and its tensors in order.
+
+    Example:
+        >>> described((torch.zeros(2), 3))[0]
+        ('tuple', ('tensor', 'float32', (2,), (1,)), ('plain', 3))
+    """
+    tensors: list[Tensor] = []
+    return _described(tree, tensors), tensors
+
+
+def _described(tree: Any, tensors: list[Tensor]) -> Node:
+    if isinstance(tree, Tensor):
+        if tree.layout is not torch.strided:
+            raise TypeError(f"a {tree.layout} tensor cannot travel between processes: make it dense (to_dense)")
+        tensors.append(tree)
+        return "tensor", str(tree.dtype).removeprefix("torch."), tuple(tree.shape), tree.stride()
+    if tree is None or isinstance(tree, (bool, str)):
+        return "plain", tree
+    if isinstance(tree, (int, float)):
+        return "plain", int(tree) if isinstance(tree, int) else float(tree)
+    if type(tree) in (list, tuple):
+        return type(tree).__name__, *[_described(part, tensors) for part in tree]
+    name = "dict" if type(tree) is defaultdict else type(tree).__name__
+    if isinstance(tree, dict) and name in _MAPS and all(type(key) in (int, str) for key in tree):
+        return name, tuple(tree), *[_described(part, tensors) for part in tree.values()]
+    if _NAMED.get(name) is type(tree):
+        return name, *[_described(part, tensors) for part in tree]
+    raise TypeError(
+        f"a {name} cannot travel between processes: pass on tensors, numbers, text, and tuples, lists and dicts of them"
+    )
+
+
+def _built(node: Node, tensors: Iterator[Tensor]) -> Any:
+    kind, *parts = node
+    if kind == "tensor":
+        return next(tensors)
+    if kind == "plain":
+        return parts[0]
+    if kind in _MAPS:
+        keys, *values = parts
+        return _MAPS[kind]({key: _built(value, tensors) for key, value in zip(keys, values)})
+    built = [_built(part, tensors) for part in parts]
+    if kind in _NAMED:
+        return _NAMED[kind](*built)
+    return built if kind == "list" else tuple(built)
+
+
+def _leaves(node: Node) -> Iterator[Any]:
+    """What is known of each tensor, in order."""
+    kind, *parts = node
+    if kind == "tensor":
+        yield parts
+    elif kind != "plain":
+        for part in parts[1:] if kind in _MAPS else parts:
+            yield from _leaves(part)
+
+
+def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * step for n, step in zip(shape, stride))
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(_as_tuples(part) for part in value) if isinstance(value, list) else value
+
+
+def compact(tree: Any) -> Any:
+    """The same tree; a tensor that is a small part of a large one gets memory of its own.
+
+    Every runtime does this to what it hands over, so that all of them compute on tensors of the same strides.
+
+    Example:
+        >>> compact(torch.zeros(4, 100, 3)[:, -1]).stride(), compact(torch.zeros(4, 3).t()).stride()
+        ((3, 1), (1, 3))
+    """
+    if isinstance(tree, Tensor):
+        sparse = tree.layout is torch.strided and _span(tree.shape, tree.stride()) > 4 * tree.numel()
+        return tree.contiguous() if sparse else tree
+    if type(tree) is dict:
+        return {key: compact(part) for key, part in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)([compact(part) for part in tree])
+    if type(tree) in _NAMED.values():
+        return type(tree)(*[compact(part) for part in tree])
+    return tree

@@ -1,0 +1,229 @@
+"""`torchrun`: the same script in every process, started by torchrun on any hosts; each process has one stage.
+
+::
+
+    rank 0   reads the loader, feeds, sees to the cuts; its stage runs in a thread beside
+    rank k   runs stage k, and learns the outcome from rank 0
+
+Every process makes the same trainer and calls `fit`; only rank 0 looks at the loader, `validate` and the callbacks. In the
+end every process has the whole trained network, and the same history.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from itertools import count
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from freewheel._cores import intra_op_threads
+from freewheel.runtime._channels import Channel, ClosedError
+from freewheel.runtime._errors import LostError
+from freewheel.runtime._interpreter import Interpreter
+from freewheel.runtime._lead import Lead, load_states, stuck
+from freewheel.runtime._pulse import Pulse
+from freewheel.runtime._run import Outcome, Run
+from freewheel.runtime._threads import Events, attend, stage_thread
+from freewheel.runtime._wiring import RemoteFeed, close_all, links_of, packed, wires_of
+from freewheel.runtime._world import World, prefixed
+
+CALLER = 0
+GRACE_SECONDS = 2.0
+_runs = count()
+
+
+def check_started(stages: int) -> None:
+    """Refuses a process that torchrun has not started, or not as many of as there are stages."""
+    if not dist.is_torchelastic_launched() and "RANK" not in os.environ:
+        raise RuntimeError(
+            f"runtime='torchrun' in a process that torchrun has not started: run torchrun --nproc-per-node {stages} "
+            "SCRIPT, or use runtime='processes'"
+        )
+    size = int(os.environ["WORLD_SIZE"])
+    if size != stages:
+        raise ValueError(
+            f"torchrun started {size} processes for {stages} stages: each stage needs one, so start {stages} "
+            f"(--nproc-per-node {stages} on one host), or cut the model into {size}"
+        )
+
+
+def torchrun(run: Run) -> Outcome:
+    """Runs this process's stage to the end; every process returns the same outcome."""
+    rank, stages = int(os.environ["RANK"]), run.schedule.stages
+    prefix = f"freewheel/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_runs)}"
+    store = prefixed(prefix, _store(run.abroad.timeout))
+    if rank == CALLER:
+        store.set("token", secrets.token_hex(8))
+    roles = [f"stage {k}" for k in range(stages)]
+    abroad = run.abroad
+    world = World(
+        store,
+        rank,
+        roles,
+        transport=abroad.transport,  # pyright: ignore[reportArgumentType]
+        timeout=abroad.timeout,
+        interface=abroad.interface,
+    )
+    world.meet()
+    wires = wires_of(run.schedule, range(stages), CALLER, prefetch=run.prefetch, depth=run.depth)
+    senders, receivers = world.connect(wires)
+    world.leave()
+    part = _Caller(run, world, senders, receivers) if rank == CALLER else _Follower(run, world, senders, receivers)
+    with _begun(run, rank), intra_op_threads(run.threads):
+        return part.play()
+
+
+@cache
+def _store(timeout: float) -> Any:
+    """The store that torchrun's agent serves, or that rank 0 does."""
+    if dist.is_initialized():
+        return dist.distributed_c10d._get_default_store()
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    return store
+
+
+@contextmanager
+def _begun(run: Run, rank: int) -> Iterator[None]:
+    """Inside, this process's stage is ready for batches."""
+    run.stages[rank].begin(run.batches_before, run.epochs_before)
+    try:
+        yield
+    finally:
+        run.stages[rank].end()
+
+
+class _Part:
+    """What all processes have in common: a stage in a thread, and signs of life."""
+
+    def __init__(self, run: Run, world: World, senders: Any, receivers: Any) -> None:
+        self.run, self.world, self.senders, self.receivers = run, world, senders, receivers
+        self.stage = run.stages[world.rank]
+        self.events: Events = queue.SimpleQueue()
+
+    def interpreter(self, feed: Any, inputs: Any, targets: Any, on_part: Any) -> Interpreter:
+        """The interpreter of this process's stage."""
+        return Interpreter(
+            self.stage,
+            feed,
+            inputs=inputs,
+            targets=targets,
+            links=links_of(self.run.schedule, self.stage.index, {**self.senders, **self.receivers}),
+            on_part=on_part,
+            states=self.run.states,
+        )
+
+    @contextmanager
+    def at_work(self, interpreter: Interpreter) -> Iterator[None]:
+        """Inside, the stage runs and signs of life are given; an error is told to all."""
+        pulse = Pulse(
+            self.world.store.clone(),
+            self.world.rank,
+            self.world.titles,
+            self.run.abroad.timeout,
+            on_fault=self.fail,
+            stuck=stuck(interpreter, time.perf_counter),
+        )
+        pulse.start()
+        thread = stage_thread(interpreter, self.events, self.run.threads, self.close)
+        thread.start()
+        try:
+            yield
+            thread.join()
+        except LostError as error:
+            raise self._cause(error, pulse) from None
+        except BaseException as error:
+            pulse.report(error)
+            raise
+        finally:
+            pulse.stop()
+            self.close()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the run with an error."""
+        self.events.put(error)
+        self.close()
+
+    def close(self) -> None:
+        """Turns away everyone who waits here."""
+        self.run.feed.close()
+        close_all(self.senders, self.receivers)
+
+    @staticmethod
+    def _cause(error: LostError, pulse: Pulse) -> Exception:
+        """The error that made a peer end, if one is told of in a moment; else that the peer is lost."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                told = pulse.fault()
+            except RuntimeError:
+                return error
+            if told is not None:
+                return told
+            time.sleep(0.05)
+        pulse.report(error)
+        return error
+
+
+class _Caller(_Part):
+    """Rank 0."""
+
+    def play(self) -> Outcome:
+        """Feeds all stages, and tells all the outcome."""
+        run, schedule = self.run, self.run.schedule
+        own = {"input": Channel(run.prefetch)}
+        if schedule.stages == 1:
+            own["target"] = Channel(run.depth)
+        lead = Lead(run, self.senders, self.receivers, own)
+        self.events, self._own = lead.events, own
+        interpreter = self.interpreter(run.feed, own["input"], own.get("target"), run.collect)
+        with self.at_work(interpreter):
+            outcome = lead.attend(schedule.stages, interpreter)
+            told = run.abroad.tell(outcome)
+            parts = outcome.stopped_at.parts if outcome.stopped_at is not None else outcome.rest.parts  # pyright: ignore
+            for name, sender in self.senders.items():
+                if name.startswith("told"):
+                    sender.put({"history": told, "states": [part.state for part in parts]})
+                    sender.flush()
+        load_states(run, outcome)
+        return outcome
+
+    def close(self) -> None:
+        """Turns away everyone who waits here."""
+        super().close()
+        for channel in self._own.values():
+            channel.close()
+
+
+class _Follower(_Part):
+    """Any other rank."""
+
+    def play(self) -> Outcome:
+        """Runs the stage, and takes over the outcome."""
+        name, receivers = self.stage.index, self.receivers
+        interpreter = self.interpreter(
+            RemoteFeed(receivers[f"announce {name}"]),
+            receivers.get("input"),
+            receivers.get("target"),
+            lambda part: self.senders[f"part {name}"].put(packed(part)),
+        )
+        with self.at_work(interpreter):
+            attend(self.events, lambda: False, lambda cut: False, working=1)
+            last = interpreter.part(self.stage.version, state=True)
+            self.senders[f"part {name}"].put(packed(last, last=True))
+            self.senders[f"part {name}"].flush()
+            try:
+                told = receivers[f"told {name}"].get()
+            except ClosedError:
+                raise self.events.get() from None
+        for stage, state in zip(self.run.stages, told["states"]):
+            stage.load(state)
+        return Outcome(None, None, told["history"])

@@ -1,0 +1,113 @@
+"""Which wires a run of several processes has, and what travels on them.
+
+Between neighbours the channels of the plan. From the caller, who reads the loader, to the stages: the numbers of the
+batches (`announce`), inputs to the first stage and targets to the last; and back to him every stage's parts of the cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freewheel.plan import DIRECTION, Op, Schedule, capacity, channel_of
+from freewheel.runtime._channels import ClosedError, Receiver, Sender
+from freewheel.runtime._interpreter import Part
+from freewheel.runtime._world import Wire
+
+CUTS_AT_A_TIME = 2  # parts that wait for the caller before a stage does
+
+
+def wires_of(schedule: Schedule, ranks: Sequence[int], caller: int, *, prefetch: int, depth: int) -> list[Wire]:
+    """All wires of a run whose stages are in processes of these ranks; none where both ends are in one process."""
+    used = _letters(schedule)
+    out = []
+    for boundary, pair in enumerate(pairwise(ranks)):
+        for letter in (letter for letter in DIRECTION if letter in used):
+            sender, receiver = pair if DIRECTION[letter] > 0 else pair[::-1]
+            name = f"{letter}{boundary} {sender}>{receiver}"
+            out.append(Wire(name, sender, receiver, capacity(schedule, (letter, boundary))))
+    for stage, rank in enumerate(ranks):
+        if rank != caller:
+            out.append(Wire(f"announce {stage}", caller, rank, depth))
+            out.append(Wire(f"part {stage}", rank, caller, CUTS_AT_A_TIME))
+            out.append(Wire(f"told {stage}", caller, rank, 1))
+    for name, rank, length in (("input", ranks[0], prefetch), ("target", ranks[-1], depth)):
+        if rank != caller:
+            out.append(Wire(name, caller, rank, length))
+    return out
+
+
+def _letters(schedule: Schedule) -> set[str]:
+    """The kinds of messages that a plan has."""
+    return {
+        "a",
+        "g" if schedule.credit == "chain" else "d",
+        *(["t"] if schedule.turns else []),
+        *(["n", "c"] if schedule.norms else []),
+    }
+
+
+def links_of(schedule: Schedule, stage: int, ends: Mapping[str, Any]) -> dict[Op, Any]:
+    """A stage's ends of the wires to its neighbours, by the op that uses them."""
+    found = {name.split(" ")[0]: end for name, end in ends.items() if " " in name and name.split(" ")[0][1:].isdigit()}
+    out = {}
+    for op in Op:
+        if not op.is_compute:
+            letter, boundary = channel_of(op, stage)
+            if f"{letter}{boundary}" in found:
+                out[op] = found[f"{letter}{boundary}"]
+    return out
+
+
+class RemoteFeed:
+    """What a stage learns of the batches from the caller."""
+
+    def __init__(self, wire: Receiver) -> None:
+        self._wire = wire
+        self._cuts: set[int] = set()
+        self.closed = False
+
+    def numbers(self) -> Iterator[int]:
+        """The batch numbers, each as soon as it is announced."""
+        while True:
+            number, cut = self._wire.get().tolist()
+            if self.closed:
+                raise ClosedError
+            if number < 0:
+                return
+            if cut:
+                self._cuts.add(number)
+            yield number
+
+    def is_cut(self, number: int) -> bool:
+        """Whether an epoch ends with this batch."""
+        return number in self._cuts
+
+
+def announcement(number: int, cut: bool) -> Tensor:
+    """A batch, as the stages hear of it; a number below zero is the end."""
+    return torch.tensor([number, cut])
+
+
+def packed(part: Part, *, last: bool = False) -> dict[str, Any]:
+    """A part as a tree that can travel; the last one comes after all batches."""
+    losses = torch.stack([loss for loss, _ in part.losses]).cpu() if part.losses else None
+    sizes = torch.tensor([size for _, size in part.losses])
+    numbers = {"stage": part.stage, "batches": part.batches, "busy": part.busy, "staleness": part.staleness}
+    return {**numbers, "losses": losses, "sizes": sizes, "state": part.state, "last": last}
+
+
+def unpacked(tree: dict[str, Any]) -> Part:
+    """The part that travelled so."""
+    losses = [] if tree["losses"] is None else list(zip(tree["losses"].unbind(), tree["sizes"].tolist()))
+    return Part(tree["stage"], tree["batches"], tree["busy"], tree["staleness"], losses, tree["state"])
+
+
+def close_all(senders: Mapping[str, Sender], receivers: Mapping[str, Receiver]) -> None:
+    """Closes every end."""
+    for end in (*senders.values(), *receivers.values()):
+        end.close()

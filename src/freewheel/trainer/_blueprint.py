@@ -1,0 +1,58 @@
+"""What a stage is built from, here or in a process of its own."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from freewheel.stage import ChainStage, ForwardStage, Stage, StageOptions
+from freewheel.trainer._checks import OptimizerFactory, make_optimizer
+
+SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blueprint:
+    """A stage, not yet built. The optimizer and its scheduler are made where the stage lives."""
+
+    index: int
+    module: nn.Module
+    device: torch.device
+    options: StageOptions
+    optimizer: OptimizerFactory | None
+    scheduler: SchedulerFactory | None
+    names: tuple[str | None, ...]  # of the module's parameters, in the whole network
+
+    def build(self) -> Stage:
+        """The stage."""
+        optimizer = None if self.optimizer is None else make_optimizer(self.optimizer, self.index, self.module)
+        scheduler = None if self.scheduler is None or optimizer is None else self.scheduler(optimizer)
+        kind = ChainStage if self.options.schedule.credit == "chain" else ForwardStage
+        stage = kind(self.index, self.module, self.device, self.options, optimizer, scheduler)
+        if isinstance(stage, ForwardStage):
+            pairs = zip(self.module.parameters(), self.names)
+            stage.name_parameters({id(p): name for p, name in pairs if name is not None})
+        return stage
+
+    def check_travels(self) -> None:
+        """Refuses what cannot be taken to another process, by its name."""
+        parts = {
+            "loss": self.options.loss,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "method": (self.options.tangents, self.options.corrections),
+            f"stages[{self.index}]": self.module,
+        }
+        for name, value in parts.items():
+            try:
+                pickle.dumps(value)
+            except Exception as error:  # pickle raises whatever the object does
+                reason = str(error).strip().split("\n")[0]
+                raise TypeError(
+                    f"{name} cannot be taken to another process ({reason}): define its functions and classes at the "
+                    "top of a module (functools.partial in place of a lambda), or use runtime='threads'"
+                ) from None
