@@ -23,7 +23,7 @@ from freewheel.methods import (
     plan,
 )
 from freewheel.plan import Plan, PlanError
-from freewheel.runtime import RUNTIMES, StageError
+from freewheel.runtime import RUNTIMES, LostError, StageError
 from freewheel.split import Stages, split
 from freewheel.stage import Accumulate, Correction, DelayCompensation, Discrepancy, Recurrent, Shrink, StalenessStep
 from freewheel.tangents import Tangents, Transfer
@@ -53,6 +53,7 @@ __all__ = [
     "FGDSync",
     "GPipe",
     "History",
+    "LostError",
     "Method",
     "OneFOneB",
     "PipeDream",

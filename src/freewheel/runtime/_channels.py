@@ -23,6 +23,9 @@ class Sender(Protocol):
     def close(self) -> None:
         """Wakes everybody who waits here, and lets nobody wait again."""
 
+    def release(self) -> None:
+        """Gives back what it holds of the system; nobody may be waiting here any more."""
+
 
 class Receiver(Protocol):
     """The end of a channel that messages come out of."""
@@ -32,6 +35,9 @@ class Receiver(Protocol):
 
     def close(self) -> None:
         """Wakes everybody who waits here, and lets nobody wait again."""
+
+    def release(self) -> None:
+        """Gives back what it holds of the system; nobody may be waiting here any more."""
 
 
 class Channel:
@@ -89,3 +95,6 @@ class Channel:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def release(self) -> None:
+        """It holds nothing of the system."""

@@ -37,6 +37,9 @@ class _End:
         """Nobody waits here again; who waits now is left alone, since gloo has no way to wake him."""
         self._closed = True
 
+    def release(self) -> None:
+        """Gives back what it holds of the system: the group does, with its last wire."""
+
     def _packet(self) -> Tensor:
         """Room for a header and what the layout says."""
         return torch.zeros(_HEADER + (self._layout.size if self._layout else 0), dtype=torch.uint8)

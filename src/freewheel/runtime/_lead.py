@@ -12,7 +12,9 @@ from freewheel.runtime._errors import LostError
 from freewheel.runtime._interpreter import Interpreter, Part
 from freewheel.runtime._run import Outcome, Run, cut_of
 from freewheel.runtime._threads import Events, attend
-from freewheel.runtime._wiring import announcement, close_all, unpacked
+from freewheel.runtime._wiring import announcement, close_all, release_all, unpacked
+
+GRACE_SECONDS = 2.0  # for threads that have been told to end
 
 
 class Lead:
@@ -37,6 +39,7 @@ class Lead:
         self._announce = [sender for name, sender in senders.items() if name.startswith("announce")]
         self.events: Events = queue.SimpleQueue()
         self._last: dict[int, Part] = {}
+        self._listeners: list[threading.Thread] = []
         run.complete = self.events.put
 
     def deliver(self) -> bool:
@@ -57,7 +60,9 @@ class Lead:
         """
         for name, receiver in self._receivers.items():
             if name.startswith("part"):
-                threading.Thread(target=self._listen, args=(receiver,), name=f"freewheel-{name}", daemon=True).start()
+                thread = threading.Thread(target=self._listen, args=(receiver,), name=f"freewheel-{name}", daemon=True)
+                self._listeners.append(thread)
+                thread.start()
         with intra_op_threads(self._run.threads):
             stopped_at, working = attend(self.events, self.deliver, self._run.on_cut, working=working)
             if stopped_at is not None:
@@ -85,6 +90,14 @@ class Lead:
         """Turns away everyone who waits here."""
         self._run.feed.close()
         close_all(self._senders, self._receivers)
+
+    def end(self) -> None:
+        """Closes and gives back all wires of this process, where nobody is stuck at one."""
+        self.close()
+        for thread in self._listeners:
+            thread.join(GRACE_SECONDS)
+        if not any(thread.is_alive() for thread in self._listeners):
+            release_all(self._senders, self._receivers)
 
     def _listen(self, receiver: Receiver) -> None:
         """Takes a stage's parts, until the last."""

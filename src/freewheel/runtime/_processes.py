@@ -82,9 +82,8 @@ def processes(run: Run) -> Outcome:
             worker.start()
         alive = partial(_check_alive, workers)
         world = World(store, count, roles, transport=abroad.transport, timeout=abroad.timeout, alive=alive)  # pyright: ignore
-        world.meet()
         wires = wires_of(run.schedule, range(count), count, prefetch=run.prefetch, depth=run.depth)
-        senders, receivers = world.connect(wires)
+        senders, receivers = world.join(wires)
         lead = Lead(run, senders, receivers)
         pulse = Pulse(store.clone(), count, world.titles, abroad.timeout, on_fault=lead.fail)
         pulse.start()
@@ -97,7 +96,7 @@ def processes(run: Run) -> Outcome:
         if pulse is not None:
             pulse.stop()
         if lead is not None:
-            lead.close()
+            lead.end()
         _end(workers)
 
 
@@ -152,9 +151,8 @@ def _work_through(packed_order: bytes, rank: int, roles: Sequence[str], port: in
     caller, schedule = len(roles) - 1, stage.options.schedule
     store = joined_store(port, order.timeout)
     world = World(store, rank, roles, transport=order.transport, timeout=order.timeout)
-    world.meet()
     wires = wires_of(schedule, range(caller), caller, prefetch=order.prefetch, depth=order.depth)
-    senders, receivers = world.connect(wires)
+    senders, receivers = world.join(wires)
     interpreter = Interpreter(
         stage,
         RemoteFeed(receivers[f"announce {rank}"]),

@@ -103,8 +103,7 @@ class Pulse:
             if sign != before or sign == b"done":
                 seen[rank] = (sign, now)
             elif now - since > self._timeout:
-                error = LostError(self._titles[rank], f"has given no sign of life for {self._timeout:g} s")
-                return error
+                return LostError(self._titles[rank], f"has given no sign of life for {self._timeout:g} s")
         return None
 
 

@@ -6,8 +6,8 @@
                copy into slot 1 ── "slot 1" ──▶            …
                slot 0 is free   ◀── "read" ──
 
-The memory has no name: its file descriptor travels through the socket, and it is gone when both processes are. A wire of
-capacity c has c slots, so that `put` returns as soon as the message is copied, and waits only when c of them are unread.
+The memory has no name: its file descriptor travels through the socket, and it is gone when both processes are. A wire
+of capacity c has c slots, so that `put` returns as soon as the message is copied, and waits only when c are unread.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import socket
 import struct
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from freewheel.runtime._channels import ClosedError
 from freewheel.runtime._errors import LostError
 from freewheel.runtime._layout import Layout, Node, described, fill
 
-# kind of message; its slot, or for a layout how many slots of memory come with it; bytes of the layout's text; slot size
+# Kind of message; its slot, or for a layout how many slots of memory come with it; bytes of its text; size of a slot.
 _HEADER = struct.Struct("<IIQQ")
 _MESSAGE, _LAYOUT = 0, 1
 _READ = struct.Struct("<Q")  # memory's number << 32 | slot
@@ -43,10 +44,12 @@ class _End:
     def close(self) -> None:
         """Wakes whoever waits here or at the other end."""
         self._closed = True
-        try:
+        with suppress(OSError):  # the other end may have gone already
             self._line.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the other end has gone already
+
+    def release(self) -> None:
+        """Gives back what it holds of the system; nobody may be waiting here any more."""
+        self._line.close()
 
     def _receive(self, count: int, fds: int = 0) -> tuple[bytes, list[int]]:
         """So many bytes, and the file descriptors that came with the first of them."""
@@ -159,10 +162,8 @@ class SharedReceiver(_End):
             self._views = [self._layout.views(packet) for packet in self._memory]
         assert self._layout is not None
         item = self._layout.rebuilt(self._views[slot])
-        try:
+        with suppress(LostError):  # the sender may have sent its last message and gone; if not, the next `get` says so
             self._send(_READ.pack(self._number << 32 | slot))
-        except LostError:
-            pass  # the sender has sent its last message and gone; if not, the next `get` says so
         return item
 
 

@@ -5,8 +5,8 @@
     rank 0   reads the loader, feeds, sees to the cuts; its stage runs in a thread beside
     rank k   runs stage k, and learns the outcome from rank 0
 
-Every process makes the same trainer and calls `fit`; only rank 0 looks at the loader, `validate` and the callbacks. In the
-end every process has the whole trained network, and the same history.
+Every process makes the same trainer and calls `fit`; only rank 0 looks at the loader, `validate` and the callbacks. In
+the end every process has the whole trained network, and the same history.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from freewheel.runtime._lead import Lead, load_states, stuck
 from freewheel.runtime._pulse import Pulse
 from freewheel.runtime._run import Outcome, Run
 from freewheel.runtime._threads import Events, attend, stage_thread
-from freewheel.runtime._wiring import RemoteFeed, close_all, links_of, packed, wires_of
+from freewheel.runtime._wiring import RemoteFeed, close_all, links_of, packed, release_all, wires_of
 from freewheel.runtime._world import World, prefixed
 
 CALLER = 0
@@ -73,10 +73,8 @@ def torchrun(run: Run) -> Outcome:
         timeout=abroad.timeout,
         interface=abroad.interface,
     )
-    world.meet()
     wires = wires_of(run.schedule, range(stages), CALLER, prefetch=run.prefetch, depth=run.depth)
-    senders, receivers = world.connect(wires)
-    world.leave()
+    senders, receivers = world.join(wires)
     part = _Caller(run, world, senders, receivers) if rank == CALLER else _Follower(run, world, senders, receivers)
     with _begun(run, rank), intra_op_threads(run.threads):
         return part.play()
@@ -146,6 +144,9 @@ class _Part:
         finally:
             pulse.stop()
             self.close()
+            thread.join(GRACE_SECONDS)
+            if not thread.is_alive():
+                self.release()
 
     def fail(self, error: BaseException) -> None:
         """Ends the run with an error."""
@@ -156,6 +157,10 @@ class _Part:
         """Turns away everyone who waits here."""
         self.run.feed.close()
         close_all(self.senders, self.receivers)
+
+    def release(self) -> None:
+        """Gives back all wires of this process."""
+        release_all(self.senders, self.receivers)
 
     @staticmethod
     def _cause(error: LostError, pulse: Pulse) -> Exception:
@@ -183,7 +188,7 @@ class _Caller(_Part):
         if schedule.stages == 1:
             own["target"] = Channel(run.depth)
         lead = Lead(run, self.senders, self.receivers, own)
-        self.events, self._own = lead.events, own
+        self.events, self._own, self._lead = lead.events, own, lead
         interpreter = self.interpreter(run.feed, own["input"], own.get("target"), run.collect)
         with self.at_work(interpreter):
             outcome = lead.attend(schedule.stages, interpreter)
@@ -201,6 +206,10 @@ class _Caller(_Part):
         super().close()
         for channel in self._own.values():
             channel.close()
+
+    def release(self) -> None:
+        """Gives back all wires of this process."""
+        self._lead.end()
 
 
 class _Follower(_Part):

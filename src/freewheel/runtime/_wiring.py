@@ -1,7 +1,7 @@
 """Which wires a run of several processes has, and what travels on them.
 
 Between neighbours the channels of the plan. From the caller, who reads the loader, to the stages: the numbers of the
-batches (`announce`), inputs to the first stage and targets to the last; and back to him every stage's parts of the cuts.
+batches (`announce`), inputs to the first stage and targets to the last; and back to him the stages' parts of the cuts.
 """
 
 from __future__ import annotations
@@ -111,3 +111,9 @@ def close_all(senders: Mapping[str, Sender], receivers: Mapping[str, Receiver]) 
     """Closes every end."""
     for end in (*senders.values(), *receivers.values()):
         end.close()
+
+
+def release_all(senders: Mapping[str, Sender], receivers: Mapping[str, Receiver]) -> None:
+    """Gives back what all ends hold of the system."""
+    for end in (*senders.values(), *receivers.values()):
+        end.release()

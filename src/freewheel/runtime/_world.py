@@ -62,7 +62,16 @@ class World:
         self._roles, self._transport, self._interface = roles, transport, interface
         self._listener: socket.socket | None = None
 
-    def meet(self) -> None:
+    def join(self, wires: Sequence[Wire]) -> tuple[dict[str, Sender], dict[str, Receiver]]:
+        """Meets all others; gives this process's ends of all wires, by name. Everybody has the same list of wires."""
+        try:
+            self._meet()
+            return self._connect(wires)
+        finally:
+            if self._listener is not None:
+                self._listener.close()
+
+    def _meet(self) -> None:
         """Says where this process is, and waits until all others have."""
         if AVAILABLE and self._transport != "gloo":
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -86,8 +95,7 @@ class World:
         told = zip(self._roles, self._places)
         return {rank: f"{role} (rank {rank}, pid {p['pid']} on {p['host']})" for rank, (role, p) in enumerate(told)}
 
-    def connect(self, wires: Sequence[Wire]) -> tuple[dict[str, Sender], dict[str, Receiver]]:
-        """This process's ends of all wires, by their names; every process calls it with the same list."""
+    def _connect(self, wires: Sequence[Wire]) -> tuple[dict[str, Sender], dict[str, Receiver]]:
         shared = {wire.name for wire in wires if self._is_shared(wire)}
         senders: dict[str, Sender] = {}
         receivers: dict[str, Receiver] = {}
@@ -107,11 +115,6 @@ class World:
         if len(shared) < len(wires):
             self._gloo  # noqa: B018 - everybody takes part in making the group
         return senders, receivers
-
-    def leave(self) -> None:
-        """Closes what the meeting needed."""
-        if self._listener is not None:
-            self._listener.close()
 
     def _is_shared(self, wire: Wire) -> bool:
         together = self._places[wire.sender]["place"] == self._places[wire.receiver]["place"] != ""
