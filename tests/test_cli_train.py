@@ -143,8 +143,10 @@ def test_what_is_written_is_named(tmp_path: Path):
 # ---- what is learned ----
 
 
-@pytest.mark.parametrize("change", [("--runtime", "simulate"), ("--slack", "2"), ("--quiet",)])
-def test_neither_runtime_nor_slack_nor_silence_changes_the_weights(change: tuple[str, ...], tmp_path: Path):
+@pytest.mark.parametrize("change", [("--runtime", "simulate"), ("--slack", "2"), ("--slow", "1:0.5:1"), ("--quiet",)])
+def test_neither_runtime_nor_slack_nor_stragglers_nor_silence_changes_the_weights(
+    change: tuple[str, ...], tmp_path: Path
+):
     assert same(weights(tmp_path / "a.pt", *BRIEF), weights(tmp_path / "b.pt", *BRIEF, *change))
 
 

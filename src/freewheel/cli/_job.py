@@ -70,6 +70,7 @@ def prepare(settings: Settings) -> Job:
         autocast=torch.bfloat16 if settings.bf16 else None,
         threads=settings.stage_threads,
         slack=settings.slack,
+        slow=settings.stragglers,
     )
     return Job(
         settings=settings,

@@ -70,6 +70,26 @@ def read_value(text: str) -> Any:
     return text
 
 
+def read_slow(texts: Iterable[str] | None) -> dict[int, tuple[float, float]]:
+    """The stragglers of `--slow`, by stage.
+
+    Example:
+        >>> read_slow(["0:0.3:0.5", "2:1:1.5"])
+        {0: (0.3, 0.5), 2: (1.0, 1.5)}
+    """
+    out: dict[int, tuple[float, float]] = {}
+    for text in texts or ():
+        try:
+            stage, probability, factor = text.split(":")
+            key, pair = int(stage), (float(probability), float(factor))
+        except ValueError:
+            raise ValueError(f"--slow {text}: write STAGE:PROBABILITY:FACTOR, such as --slow 0:0.3:0.5") from None
+        if key in out:
+            raise ValueError(f"--slow {text}: stage {key} is given twice")
+        out[key] = pair
+    return out
+
+
 def write_value(value: Any) -> str:
     """The same the other way round.
 

@@ -12,10 +12,11 @@ import torch
 
 from freewheel._cores import cores, share
 from freewheel._errors import unknown, whole_number
-from freewheel.cli._options import find_method, read_options
+from freewheel.cli._options import find_method, read_options, read_slow
 from freewheel.cli._output import check_file
 from freewheel.cli._transfer import TransferFlags
 from freewheel.methods import Method, Pipeline
+from freewheel.trainer import check_slow
 
 # Each optimizer's settings where none are given; those of sgd are tried on digits with delays of up to three batches.
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, float]]] = {
@@ -59,6 +60,7 @@ class Settings:
     threads: int | None
     slack: int
     device: str
+    slow: list[str] | None
     epochs: int
     optimizer: str | None
     lr: float | None
@@ -109,6 +111,7 @@ class Settings:
             epochs=self.epochs,
         )
         self.devices  # noqa: B018
+        check_slow("--slow", self.stragglers, self.stage_count)
         check_file("--json", self.json)
         check_file("--save", self.save)
 
@@ -123,6 +126,11 @@ class Settings:
     def stage_threads(self) -> int:
         """Intra-op threads of each stage: as asked for, or the cores shared out."""
         return share(self.stage_count) if self.threads is None else self.threads
+
+    @property
+    def stragglers(self) -> dict[int, tuple[float, float]]:
+        """The stages that are slowed down, as `Trainer` takes them."""
+        return read_slow(self.slow)
 
     @cached_property
     def devices(self) -> list[torch.device]:

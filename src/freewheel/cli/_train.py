@@ -158,6 +158,14 @@ def train(
             metavar="NAME", help="cpu, cuda, or several for the stages in turn: cuda:0,cuda:1.", rich_help_panel=RUN
         ),
     ] = "cpu",
+    slow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE:PROBABILITY:FACTOR",
+            help="Slow a stage down at random, for study; may be repeated; never changes the result.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
     epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the images.", rich_help_panel=STEP)] = 10,
     optimizer: Annotated[
         str | None,

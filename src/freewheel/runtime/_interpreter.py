@@ -20,6 +20,7 @@ from freewheel.runtime._errors import StageError
 from freewheel.runtime._feed import Announced
 from freewheel.runtime._layout import compact
 from freewheel.runtime._pieces import cut_in_samples, cut_in_time
+from freewheel.runtime._straggler import Straggler
 from freewheel.stage import ChainStage, ForwardStage, Gradients, Stage
 
 Unit = tuple[int, int]
@@ -66,6 +67,7 @@ class Interpreter:
         self._feed, self._inputs, self._targets, self._links = feed, inputs, targets, links
         self._on_part, self._states = on_part, states
         self._schedule = stage.options.schedule
+        self._straggler = Straggler.of(stage)
         self._received: dict[Unit, Any] = {}  # activations, and at the first stage the batches
         self._expected: dict[Unit, tuple[Any, int, float]] = {}  # targets, sizes and shares of the batch
         self._activation: Any = None  # to send
@@ -156,6 +158,8 @@ class Interpreter:
             self._verbs[op](unit)
         except Exception as error:
             raise StageError(self.stage.index, action, error) from error
+        if self._straggler is not None:
+            self._straggler.hold_up(action.batch, started)
         self.doing = None
         self._busy += time.perf_counter() - started
         if op is Op.UPDATE and self._feed.is_cut(action.batch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -37,6 +37,7 @@ class StageOptions:
     clip: float | None = None
     autocast: torch.dtype | None = None
     seed: int = 0
+    slow: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # stage -> probability, factor
 
 
 @dataclass

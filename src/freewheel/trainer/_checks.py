@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -127,3 +128,28 @@ def check_autocast(dtype: Any, schedule: Schedule) -> None:
             f"autocast with weights='current' ({schedule.name}): a late backward would see the bfloat16 copies "
             "made at its forward, not the newest weights; use weights='stash' or 'recompute', or no autocast"
         )
+
+
+def check_slow(name: str, slow: object, stages: int) -> dict[int, tuple[float, float]]:
+    """Stragglers by stage, each a probability and a factor."""
+    if slow is None:
+        return {}
+    if not isinstance(slow, Mapping):
+        raise TypeError(f"{name}={slow!r}: give {{stage: (probability, factor)}}, such as {{0: (0.3, 0.5)}}")
+    out: dict[int, tuple[float, float]] = {}
+    for stage, pair in slow.items():
+        if isinstance(stage, bool) or not isinstance(stage, int) or stage not in range(stages):
+            raise ValueError(f"{name} has stage {stage!r}, but the stages are 0 to {stages - 1}")
+        if not isinstance(pair, Sequence) or len(pair) != 2 or not all(_is_number(value) for value in pair):
+            raise TypeError(f"{name}[{stage}]={pair!r}: give a probability and a factor, such as (0.3, 0.5)")
+        probability, factor = pair
+        if not 0 <= probability <= 1:
+            raise ValueError(f"{name}[{stage}]: the probability is {probability:g}, give one from 0 to 1")
+        if not 0 <= factor < math.inf:
+            raise ValueError(f"{name}[{stage}]: the factor is {factor:g}, give 0 or more (0.5: half as long again)")
+        out[stage] = float(probability), float(factor)
+    return out
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
