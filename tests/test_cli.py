@@ -246,6 +246,9 @@ ERRORS = [
     ("train --save /no/such/folder/net.pt", "--save /no/such/folder/net.pt: there is no folder"),
     ("train --json /", "--json /: that is a folder"),
     ("train --data synthetic --augment", "'synthetic' has no augmentation"),
+    ("bench straggler --repeats 0", "--repeats=0: give 1 or more"),
+    ("bench straggler --batches 0", "--batches=0: give 1 or more"),
+    ("bench straggler --json /", "--json /: that is a folder"),
     ("bench speed --repeats 0", "--repeats=0: give 1 or more"),
     ("bench speed --json /no/such/folder/speed.json", "there is no folder"),
 ]

@@ -3,5 +3,6 @@
 from freewheel.bench._forward import forward
 from freewheel.bench._memory import memory
 from freewheel.bench._speed import speed
+from freewheel.bench._straggler import straggler
 
-__all__ = ["forward", "memory", "speed"]
+__all__ = ["forward", "memory", "speed", "straggler"]

@@ -40,16 +40,16 @@ def timed_trainer(stages: Sequence[nn.Module], method: str | Method, runtime: st
 
     def turn(batches: Batches) -> float:
         # Three epochs, of which the middle one counts: the pipeline is full when it begins and when it ends.
-        return trainer.fit(_Laps(batches), 3).epochs[1].seconds
+        return trainer.fit(Laps(batches, EDGE), 3).epochs[1].seconds
 
     return turn
 
 
-class _Laps:
-    """A loader whose first and last pass are short."""
+class Laps:
+    """A loader for three passes, of which the first and the last are `edge` batches long."""
 
-    def __init__(self, batches: Batches) -> None:
-        self._passes = iter([batches[:EDGE], batches, batches[:EDGE]])
+    def __init__(self, batches: Batches, edge: int) -> None:
+        self._passes = iter([batches[:edge], batches, batches[:edge]])
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return iter(next(self._passes))

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from freewheel._errors import whole_number
-from freewheel.cli._output import as_json, check_file, say, show, table
+from freewheel.cli._bench_run import Json, Repeats, measure, show_speeds, write
+from freewheel.cli._output import say
 
 PARTS = {
     "compiled_over_bp": "A compiled step takes {:.2f} of the time of backpropagation",
@@ -23,29 +19,16 @@ PARTS = {
 }
 
 
-def forward(
-    repeats: Annotated[int, typer.Option(metavar="N", help="How often each is measured.")] = 5,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result there.")] = None,
-) -> None:
+def forward(repeats: Repeats = 5, json: Json = None) -> None:
     """Compare the speed of forward gradients with backpropagation and with JAX."""
-    whole_number("--repeats", repeats, least=1)
-    check_file("--json", json)
-    from freewheel.bench import forward as measure
-
-    result = measure(repeats=repeats, say=partial(say, error=True))
+    result = measure("forward", json, counts={"repeats": repeats})
     for batch_size, part in result.items():
         _show(batch_size, part)
-    if json is not None:
-        json.write_text(as_json(result) + "\n", encoding="utf-8")
-        say(f"wrote {json}")
+    write(result, json)
 
 
 def _show(batch_size: str, part: Mapping[str, Any]) -> None:
-    numbers = ("seconds a step", "images/s")
-    shown = table("", *numbers, right=numbers, title=f"batches of {batch_size} images")
-    for row in part["rows"]:
-        shown.add_row(row["name"], f"{row['seconds']:.4f}", f"{row['images_per_second']:,.0f}")
-    show(shown)
+    show_speeds(part["rows"], batch_size, "seconds a step")
     for name, value in {**part["ratios"], **part["speed_ups"]}.items():
         say(PARTS[name].format(value) + ".")
     if "compiled_over_jax" not in part["ratios"]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from freewheel.cli._output import as_json, check_file, say, show, table
+from freewheel.cli._bench_run import Json, measure, write
+from freewheel.cli._output import check_file, say, show, table
 
 INTERRUPTED = 130
 
@@ -20,28 +20,24 @@ def memory(
         typer.Option(metavar="NAME", help="Only this: fc-depth, rnn-length, conv-depth, conv-width or conv-batch."),
     ] = None,
     device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to train.")] = "cpu",
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result there.")] = None,
+    json: Json = None,
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: svg, png or pdf.")] = None,
 ) -> None:
     """Compare the memory of training by backpropagation and by forward gradients.
 
     Ctrl-C ends it with what has been measured so far.
     """
-    check_file("--json", json)
     check_file("--picture", picture)
-    from freewheel.bench import memory as measure
     from freewheel.bench._memory_picture import check_picture, save_picture
 
     if picture is not None:
         check_picture(picture)
-    result = measure(sweeps=sweep or (), device=device, say=partial(say, error=True))
+    result = measure("memory", json, sweeps=sweep or (), device=device)
     for part in result["sweeps"]:
         _show(part)
     for finding in result["findings"]:
         say(f"{finding['about']}: {finding['found']:.3f} (hoped for: at most {finding['limit']:.3f})")
-    if json is not None:
-        json.write_text(as_json(result) + "\n", encoding="utf-8")
-        say(f"wrote {json}")
+    write(result, json)
     if picture is not None:
         save_picture(result["sweeps"], picture)
         say(f"wrote {picture}")

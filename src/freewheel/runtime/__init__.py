@@ -9,6 +9,7 @@ from freewheel.runtime._processes import processes
 from freewheel.runtime._run import Abroad, Cut, Outcome, Run
 from freewheel.runtime._seeded import seeded
 from freewheel.runtime._simulate import simulate
+from freewheel.runtime._straggler import is_slow
 from freewheel.runtime._threads import threads
 from freewheel.runtime._torchrun import check_started, torchrun
 from freewheel.runtime._world import TRANSPORTS, Transport
@@ -34,6 +35,7 @@ __all__ = [
     "StageError",
     "Transport",
     "check_started",
+    "is_slow",
     "processes",
     "seeded",
     "simulate",

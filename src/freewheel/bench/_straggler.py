@@ -1,0 +1,155 @@
+"""`freewheel bench straggler`: how much slower training becomes when stages are slow at random.
+
+Three stages of equal cost; at each of them one batch in three takes longer by a percentage, as in table 2 of the DSP
+paper. Methods and percentages take turns, all with the same draws in the same round, and the time of a turn is compared
+with that of the same method in the same round with nothing slowed. Only full pipelines are timed. With fewer cores than
+stages, the cost of a stage is simulated by sleeping, which needs none.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from freewheel._cores import cores
+from freewheel.bench._contenders import Laps
+from freewheel.bench._machine import machine
+from freewheel.bench._straggler_stages import BACKWARD, FORWARD, STAGES, batch, stages
+from freewheel.methods import DSP, FDG, FR, GPipe, Method, PipeDream
+from freewheel.runtime import is_slow
+from freewheel.trainer import Epoch, Trainer
+
+PERCENTAGES = (20, 50, 100, 150)
+PROBABILITY = 1 / 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A method, the extra length of its queues, and what the DSP paper found for it."""
+
+    name: str
+    method: Method
+    slack: int = 0
+    paper: tuple[float, ...] = ()
+
+    @property
+    def edge(self) -> int:
+        """Batches before and after those that are timed: twice what the pipeline holds."""
+        return 2 * (max(self.method.pipeline(STAGES).delays) + STAGES)
+
+
+CONTENDERS = (
+    Contender(name="DSP(1,1,0;4,2,0)", method=DSP(delay=2), paper=(6.017, 16.14, 37.44, 70.99)),
+    Contender(name="DSP(2,2,0;6,3,0)", method=DSP(delay=3), paper=(7.465, 16.01, 36.57, 54.57)),
+    Contender(name="DSP(3,3,0;10,5,0)", method=DSP(delay=5), paper=(7.391, 18.15, 32.10, 53.42)),
+    Contender(name="DSP(3,3,0;10,5,0), slack=3", method=DSP(delay=5), slack=3),
+    Contender(name="DSP(6,6,0;24,12,0), slack=7", method=DSP(delay=12), slack=7),
+    Contender(name="FDG", method=FDG()),
+    Contender(name="PipeDream", method=PipeDream()),
+    Contender(name="FR", method=FR(), paper=(8.977, 28.52, 97.06, 359.2)),
+    Contender(name="GPipe", method=GPipe()),
+)
+
+
+def straggler(
+    *,
+    repeats: int = 3,
+    batches: int = 480,
+    asleep: bool | None = None,
+    contenders: Sequence[Contender] = CONTENDERS,
+    percentages: Sequence[int] = PERCENTAGES,
+    say: Callable[[str], Any] = print,
+) -> dict[str, Any]:
+    """Measures every contender with every percentage.
+
+    Args:
+        repeats: Rounds of turns, each with draws of its own.
+        batches: How many are timed in a turn.
+        asleep: Whether stages sleep rather than compute; where there are fewer cores than stages by default.
+        contenders: Who takes part.
+        percentages: By how much slow batches are slowed.
+        say: Gets a line whenever something has been done.
+
+    Returns:
+        `rows`, one a contender: `seconds` a batch with nothing slowed, `busy` (the share of that time for which its
+        busiest stage was busy), `slow_downs` (median percentage by which training became slower, for each percentage),
+        `turns` (those of each round) and the `paper`'s. `always_busy` is what a stage loses that is busy all the
+        time: as `expected`, and the unluckiest of the three as `drawn`. `best` is the least of the DSP rows, beside the
+        least of the paper's.
+    """
+    asleep = cores() < STAGES if asleep is None else asleep
+    found: dict[str, list[list[Epoch]]] = {contender.name: [] for contender in contenders}
+    for repeat in range(repeats):
+        for contender in contenders:
+            turn = partial(_turn, contender, seed=repeat, batches=batches, asleep=asleep)
+            found[contender.name].append([turn(percentage) for percentage in (0, *percentages)])
+            now = _row(contender, found[contender.name][-1:], batches)
+            slower = " ".join(f"{slow_down:.1f}" for slow_down in now["slow_downs"])
+            took = f"{1e3 * now['seconds']:.2f} ms a batch"
+            say(f"round {repeat + 1} of {repeats}: {contender.name}, {took}, slower by {slower} %")
+    rows = [_row(contender, found[contender.name], batches) for contender in contenders]
+    return {
+        "percentages": list(percentages),
+        "probability": PROBABILITY,
+        "rows": rows,
+        "always_busy": {
+            "expected": [PROBABILITY * percentage for percentage in percentages],
+            "drawn": [_drawn(repeats, batches) * percentage for percentage in percentages],
+        },
+        "best": _best(rows),
+        "asleep": {"forward": FORWARD, "backward": BACKWARD} if asleep else None,
+        "batches": batches,
+        "machine": machine(),
+    }
+
+
+def _turn(contender: Contender, percentage: int, *, seed: int, batches: int, asleep: bool) -> Epoch:
+    """What a pipeline that is full did with so many batches."""
+    trainer = Trainer(
+        stages(asleep=asleep),
+        method=contender.method,
+        loss=F.cross_entropy,
+        optimizer=partial(torch.optim.SGD, lr=1e-3),
+        runtime="threads",
+        seed=seed,
+        threads=1,
+        slack=contender.slack,
+        slow=dict.fromkeys(range(STAGES), (PROBABILITY, percentage / 100)),
+    )
+    laps = Laps([batch(asleep=asleep)] * batches, contender.edge)
+    return trainer.fit(laps, 3, progress=False).epochs[1]
+
+
+def _drawn(repeats: int, batches: int) -> float:
+    """The share of slow batches at the stage that had most of them, in the median round."""
+    shares = [
+        [is_slow(seed, k, n, PROBABILITY) for n in range(batches)] for seed in range(repeats) for k in range(STAGES)
+    ]
+    means = [sum(share) / batches for share in shares]
+    return statistics.median(max(means[i : i + STAGES]) for i in range(0, len(means), STAGES))
+
+
+def _row(contender: Contender, rounds: Sequence[Sequence[Epoch]], batches: int) -> dict[str, Any]:
+    """The medians over the rounds; slow-downs are taken within a round."""
+    turns = [[100 * (epoch.seconds / free.seconds - 1) for epoch in slowed] for free, *slowed in rounds]
+    return {
+        "name": contender.name,
+        "seconds": statistics.median(free.seconds for free, *_ in rounds) / batches,
+        "busy": statistics.median(max(free.busy) for free, *_ in rounds),
+        "slow_downs": [statistics.median(column) for column in zip(*turns)],
+        "turns": turns,
+        "paper": list(contender.paper),
+    }
+
+
+def _best(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """For each percentage the least of the paper's rows of DSP, and the least of ours."""
+    ours = [row["slow_downs"] for row in rows if row["name"].startswith("DSP")]
+    theirs = [row["paper"] for row in rows if row["name"].startswith("DSP") and row["paper"]]
+    return {"ours": [min(column) for column in zip(*ours)], "paper": [min(column) for column in zip(*theirs)]}
