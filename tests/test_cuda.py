@@ -109,3 +109,13 @@ def test_rademacher_tangents_agree_between_cpu_and_gpu():
     here, there = (Drawer("rademacher", torch.device(d)).draw((3, 1, 4), torch.zeros(5, 7)) for d in ("cpu", "cuda"))
     assert there.device.type == "cuda"
     assert torch.equal(here, there.cpu())
+
+
+@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+def test_stragglers_change_nothing_on_a_gpu(runtime):
+    results = []
+    for slow in ({}, {0: (0.5, 1.0), 2: (1.0, 0.5)}):
+        stages = [stage.cuda() for stage in network(3)]
+        trainer(stages, "dsp", runtime=runtime, slow=slow).fit(batches(12))
+        results.append(tensors(*stages))
+    assert same_bits(*results)
