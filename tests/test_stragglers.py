@@ -12,7 +12,7 @@ from freewheel import _naps
 from freewheel.runtime import _straggler
 from freewheel.runtime._interpreter import Interpreter
 from freewheel.runtime._straggler import Straggler, is_slow
-from rows import ROWS, batches, network, same_bits, tensors, trainer
+from rows import LOCAL, ROWS, batches, network, same_bits, tensors, trainer
 
 SLOW = {0: (1 / 3, 1.5), 1: (0.5, 0.5), 2: (1, 1)}
 CHOSEN = [row for row in ROWS if row.name in ("dsp", "fdg", "pipedream", "fr", "gpipe", "asyncfgd")]
@@ -27,7 +27,7 @@ def run(row, runtime, **options):
 @pytest.mark.parametrize("row", CHOSEN, ids=str)
 def test_stragglers_change_no_bit_on_any_runtime(row):
     expected, losses = run(row, "simulate")
-    for runtime in fw.RUNTIMES:
+    for runtime in LOCAL:
         found, after = run(row, runtime, slow=SLOW)
         assert same_bits(expected, found), runtime
         assert losses == after, runtime
@@ -67,7 +67,7 @@ def naps_of(monkeypatch, runtime, method="dsp", fits=(12,), **options):
     return found
 
 
-@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+@pytest.mark.parametrize("runtime", LOCAL)
 @pytest.mark.parametrize("method", ["dsp", "pipedream", "gpipe", "asyncfgd"])
 def test_every_compute_action_of_a_slow_batch_is_slowed(monkeypatch, method, runtime):
     (found,) = naps_of(monkeypatch, runtime, method, slow={1: (1, 0.5)})
@@ -78,7 +78,7 @@ def test_every_compute_action_of_a_slow_batch_is_slowed(monkeypatch, method, run
 
 def test_the_same_batches_are_slow_everywhere_and_later_fits_go_on(monkeypatch):
     split = naps_of(monkeypatch, "simulate", fits=(5, 7), slow=SLOW)
-    whole = [naps_of(monkeypatch, runtime, fits=(12,), slow=SLOW)[0] for runtime in fw.RUNTIMES]
+    whole = [naps_of(monkeypatch, runtime, fits=(12,), slow=SLOW)[0] for runtime in LOCAL]
     assert whole[0] == whole[1]
     assert sorted(split[0] + [(k, op, batch + 5) for k, op, batch in split[1]]) == whole[0]
     for k, (probability, _) in SLOW.items():

@@ -1,0 +1,90 @@
+"""The same program under torchrun: the same bits in every process, and one clear error when one of them fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def torchrun(*arguments: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    """Starts torchrun on this host; both outputs together."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, env=env
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "transport", "rows"), [(2, "auto", []), (4, "auto", []), (2, "gloo", ["ddg", "fdg"])]
+)
+def test_torchrun_equals_simulate_bit_for_bit(ranks, transport, rows):
+    done = torchrun(f"--nproc-per-node={ranks}", str(HERE / "torchrun_rows.py"), transport, *rows)
+    assert sorted(re.findall(r"rank \d(?: done|: .*)", done.stdout)) == [f"rank {r} done" for r in range(ranks)], (
+        done.stdout[-3000:]
+    )
+
+
+FAILS = """
+import os, re, signal, time
+from torch import nn
+from rows import batches, network, trainer
+
+class Trouble(nn.Module):
+    calls = 0
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 5 and os.environ["RANK"] == "1":
+            if "{what}" == "raises":
+                raise KeyError("boom")
+            os.kill(os.getpid(), signal.SIG{what})
+        return x
+
+stages = network(2)
+stages[1] = nn.Sequential(stages[1], Trouble())
+try:
+    trainer(stages, "pipedream", runtime="torchrun", timeout=3, transport="{transport}").fit(batches(30))
+except Exception as error:
+    print(f"rank {{os.environ['RANK']}} says {{type(error).__name__}}: {{error}}", flush=True)
+    if os.environ["RANK"] == "1":
+        time.sleep(3)  # torchrun ends all when the first one ends
+    else:
+        stopped = re.search("rank 1, pid ([0-9]+)", str(error))
+        os.kill(int(stopped[1]), signal.SIGKILL)  # for which torchrun would wait long
+    os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("transport", ["auto", "gloo"])
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (
+            "raises",
+            r"StageError: stage 1 \(rank 1, pid \d+ on \S+\) failed in the forward of batch 4: KeyError: 'boom'",
+        ),
+        ("STOP", r"LostError: stage 1 \(rank 1, pid \d+ on \S+\) has given no sign of life for 3 s"),
+    ],
+)
+def test_all_ranks_name_the_one_in_trouble(tmp_path, what, words, transport):
+    script = tmp_path / "script.py"
+    script.write_text(FAILS.format(what=what, transport=transport))
+    done = torchrun("--nproc-per-node=2", str(script))
+    assert done.returncode != 0
+    told = [line for line in done.stdout.splitlines() if line.startswith("rank 0 says")]
+    assert told, done.stdout[-3000:]
+    assert re.search(words, told[0])
+
+
+def test_the_number_of_processes_must_be_that_of_the_stages(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("from rows import network, trainer\ntrainer(network(3), 'bp', runtime='torchrun')\n")
+    done = torchrun("--nproc-per-node=2", str(script))
+    assert "torchrun started 2 processes for 3 stages: each stage needs one, so start 3" in done.stdout
