@@ -59,13 +59,14 @@ class Schedule:
     def lengths(self) -> tuple[tuple[int, int], ...]:
         """The queue lengths of each boundary: those given, or the shortest that never hold a stage back.
 
-        Between two neighbours at most `m_k - m_(k+1) + 1` batches are on their way up and down together.
+        Between two neighbours at most `m_k - m_(k+1) + 1` batches are on their way up and down together. Under `forward`
+        a stage passes one on while it computes the next, and what else is on its way are derivatives, a few bytes each.
         """
         if self.queues:
             return self.queues
         gaps = [a - b + 1 for a, b in zip(self.delays, self.delays[1:])]
-        if self.credit == "forward" and self.micro > 1:  # a piece is passed on while the next one is computed
-            return tuple((1, gap) for gap in gaps)
+        if self.credit == "forward":
+            return tuple((1, max(1, gap)) for gap in gaps)
         return tuple((max(1, gap, self.micro), max(1, gap, self.micro)) for gap in gaps)
 
     def with_slack(self, slack: int) -> Schedule:

@@ -25,6 +25,7 @@ class CompiledPass:
         moved: For each tangent, the input's tangents; None for a leaf that has none.
         target: The target's leaves and shape.
         us: For each parameter that takes part, its tangents, stacked.
+        edits: Whether the module changes its input in place; tracing does so to the one given here.
     """
 
     def __init__(
@@ -35,8 +36,10 @@ class CompiledPass:
         moved: list[list[Tensor | None]],
         target: tuple[list[Any], Shape],
         us: dict[int, Tensor],
+        *,
+        edits: bool,
     ) -> None:
-        self.used = list(us)
+        self.used, self.edits = list(us), edits
         self._form = _form(x[0], moved[0], target[0])
         self._moves = [o is not None for o in moved[0]]
         constants = [None if isinstance(t, Tensor) else t for t in (*x[0], *target[0])]

@@ -7,18 +7,26 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.forward_ad import make_dual, unpack_dual
+from torch.utils._pytree import tree_leaves
 
 from freewheel.stage._compiled import Apart, CompiledPass
 from freewheel.stage._recurrent import recurrent_layers
 from freewheel.stage._stage import Stage, Tree, Unit
 from freewheel.stage._state import kept_buffers, scratch_buffers
-from freewheel.stage._trees import Shape, flatten, to_device, unflatten
+from freewheel.stage._trees import Shape, copies, flatten, memory, to_device, unflatten, versions
 from freewheel.tangents import Directions, DualMode, Mover, Place, Source, Waiting, enter_level, explained, leave_level
+
+
+class Dual(NamedTuple):
+    """What a stage passes on: activations, and for each tangent theirs (None for a leaf that has none)."""
+
+    values: Tree
+    tangents: list[list[Tensor | None]]
 
 
 class DualStage(Stage):
@@ -43,6 +51,7 @@ class DualStage(Stage):
         super().begin(batches_before, epochs_before)
         enter_level()
         self._directions = self._make_directions()
+        self._shares = True  # whether the module passes on memory that it keeps, as its first forward shows
         self._scrubs = True  # whether the module puts tangents into its buffers, as its first forward shows
         for layer in self._recurrent:
             layer.stream(self._cuts_time)
@@ -98,12 +107,15 @@ class DualStage(Stage):
     ) -> Apart:
         """One pass."""
         leaves, shape = x
-        # Whether the module edits its input is found out on a copy, the first time; then only editors get one.
-        used = [t.clone() if isinstance(t, Tensor) else t for t in leaves] if self._edits else leaves
+        # Whether the module edits its input is found out on a copy, the first time; then only editors get one. What came
+        # from another stage is this one's alone, and needs a copy only where one more pass follows.
+        copied = self._edits and (self.index == 0 or p < self.tangents.tangents - 1)
+        used = copies(leaves) if copied else leaves
+        before = versions(used) if self._edits else []
         duals = [t if o is None else make_dual(t, o) for t, o in zip(used, moved)]
         with self._pass(unit, p, waiting, still=still):
             result = self._call_apart(unit, unflatten(duals, shape), target)
-        self._edits = self._edits and any(isinstance(t, Tensor) and t._version > 0 for t in used)
+        self._edits = self._edits and versions(used) != before
         return result
 
     def _call_apart(self, unit: Unit, x: Tree, target: Tree) -> Apart:
@@ -130,6 +142,7 @@ class DualStage(Stage):
         if ready is not None and not ready.fits(leaves, moved[0], given):
             return None
         used = self._probe(unit, waiting, x, moved[0], target) if ready is None else ready.used
+        self._edits = self._edits if ready is None else ready.edits
         if ready is None and self._draws:
             warnings.warn(f"stage {self.index} draws random numbers (dropout?): it is not compiled", stacklevel=1)
             self._compiles = False
@@ -141,24 +154,50 @@ class DualStage(Stage):
                 ready = self._compiled[key] = CompiledPass(
                     lambda x, y: self._call_apart(unit, x, y),
                     self._directions.index_of,
-                    x,
-                    moved,
+                    (copies(leaves), x[1]),
+                    [copies(each) for each in moved],
                     (given, target_shape),
                     us,
+                    edits=self._edits,
                 )
-        values = [t.clone() if isinstance(t, Tensor) else t for t in leaves] if self._edits else leaves
+        values = copies(leaves) if self._edits and self.index == 0 else leaves
         return ready(values, moved, given, list(us.values()))
 
     def _probe(
         self, unit: Unit, waiting: Waiting, x: tuple[list[Any], Shape], moved: list[Tensor | None], target: Tree
     ) -> list[int]:
-        """Runs a pass for what it shows: which parameters take part, and whether random numbers are drawn."""
-        leaves, shape = x
+        """Runs a pass on copies for what it shows.
+
+        Which parameters take part; also whether random numbers are drawn, and whether the input is edited.
+        """
+        leaves, shape = copies(x[0]), x[1]
         trial = replace(waiting, used=set())
-        duals = [t if o is None else make_dual(t.clone(), o) for t, o in zip(leaves, moved)]
+        duals = [t if o is None else make_dual(t, o) for t, o in zip(leaves, copies(moved))]
         with scratch_buffers(self.module), self._pass(unit, 0, trial, still=False):
             self._call(unit, unflatten(duals, shape), target)
+        self._edits = any(versions(leaves))
         return sorted(trial.used)
+
+    def _passed_on(self, out: list[Apart], waiting: Waiting, x: list[Any]) -> Dual:
+        """What the next stage gets: tensors that are its alone, so that it may edit them.
+
+        What shares memory with something that this stage keeps, or that is the user's, is copied. Whether there is such
+        a thing is found out in the first forward of a run.
+        """
+        values, tangents = out[0][0], [o for _, o in out]
+        if not self._shares:
+            return Dual(values, tangents)
+        kept = [*self.module.parameters(), *self.module.buffers(), *tree_leaves(self._states)]
+        kept += [move.x for moves in waiting.moves.values() for move in moves] + (x if self.index == 0 else [])
+        taken = memory(kept)
+        leaves, shape = flatten(values)
+        shared = [not taken.isdisjoint(memory([leaf])) for leaf in leaves]
+        self._shares = any(shared)
+        own = [leaf.clone() if copied else leaf for leaf, copied in zip(leaves, shared)]
+        theirs = [
+            [o.clone() if copied and o is not None else o for o, copied in zip(each, shared)] for each in tangents
+        ]
+        return Dual(unflatten(own, shape), theirs)
 
     def _place(self, unit: Unit, p: int) -> Place:
         """Which of the batch's tangents a pass has."""

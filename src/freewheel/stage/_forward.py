@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 
 from freewheel.stage._corrections import Gradients
-from freewheel.stage._dual import DualStage, taken_apart
+from freewheel.stage._dual import Dual, DualStage, taken_apart
 from freewheel.stage._stage import Tree, Unit, add
 from freewheel.stage._trees import flatten, to_device, unflatten
 from freewheel.stage._weights import Live, Weights
@@ -25,13 +25,6 @@ from freewheel.tangents import Derivatives, Directions, Waiting
 
 # Optimizers that treat each parameter by itself, so that it makes no difference how many of them a step is for.
 ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad)
-
-
-class Dual(NamedTuple):
-    """What a stage passes on: activations, and for each tangent theirs (None for a leaf that has none)."""
-
-    values: Tree
-    tangents: list[list[Tensor | None]]
 
 
 class Found(NamedTuple):
@@ -97,7 +90,7 @@ class ForwardStage(DualStage):
         self._share = share
         out = self._passes(unit, self._waiting[batch], (leaves, shape), moved, target, share > 0)
         if not self.is_last:
-            return Dual(out[0][0], [o for _, o in out])
+            return self._passed_on(out, self._waiting[batch], leaves)
         loss = out[0][0]
         found = Found(micro, loss * share, size, torch.stack([d for _, (d,) in out]) * share)  # pyright: ignore
         self._found.setdefault(batch, []).append(found)

@@ -62,3 +62,24 @@ def unflatten(leaves: list[Any], shape: Shape) -> Any:
         return tuple(leaves)
     assert isinstance(shape, TreeSpec)
     return tree_unflatten(leaves, shape)
+
+
+def copies(leaves: Sequence[Any]) -> list[Any]:
+    """The leaves, each tensor a copy."""
+    return [t.clone() if isinstance(t, Tensor) else t for t in leaves]
+
+
+def versions(leaves: Sequence[Any]) -> list[int]:
+    """How often each tensor has been changed in place."""
+    return [t._version for t in leaves if isinstance(t, Tensor)]
+
+
+def memory(leaves: Sequence[Any]) -> set[int]:
+    """Where the memory of some tensors begins; two that share theirs have the same.
+
+    Example:
+        >>> x = torch.zeros(2, 3)
+        >>> memory([x]) == memory([x[1:].t()]), memory([x]) == memory([x.clone()]), memory([None, torch.zeros(0)])
+        (True, False, set())
+    """
+    return {t.untyped_storage().data_ptr() for t in leaves if isinstance(t, Tensor) and t.numel()}

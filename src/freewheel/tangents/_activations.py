@@ -27,6 +27,7 @@ class Move(NamedTuple):
     weight: int  # the weight's number among the stage's parameters
     bias: int | None
     x: Tensor
+    version: int  # of x: how often it had been changed in place
     shape: torch.Size  # of the output
     use: int  # how many uses of the weight came before in the same pass
     conv: tuple[Any, ...] | None  # stride, padding, dilation and groups of a convolution
@@ -73,7 +74,7 @@ class Mover:
             return value if tangent is None else make_dual(value, tangent)
         use = self._uses.get(index, 0)
         self._uses[index] = use + 1
-        move = Move(index, other, unpack_dual(x).primal, value.shape, use, conv)
+        move = Move(index, other, unpack_dual(x).primal, x._version, value.shape, use, conv)
         self.moves.append(move)
         v = self._directions.draw_move(self._waiting, self._place, move).mul_(alpha).to(value.dtype)
         return make_dual(value, v if tangent is None else v.add_(tangent))
@@ -81,6 +82,11 @@ class Mover:
 
 def gradients(move: Move, v: Tensor, d: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The estimates by the weight and by the bias: v per sample times d of that sample, with the input."""
+    if move.x._version != move.version:
+        raise RuntimeError(
+            "perturb='activations': the input of a Linear or Conv2d layer was changed in place after the layer had used "
+            "it: change a copy, such as x + 1 in place of x.add_(1)"
+        )
     g = v * d.to(v).view(-1, *[1] * (v.dim() - 1))
     if move.conv is None:
         rows = g.reshape(-1, g.shape[-1])

@@ -51,6 +51,24 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return make_dual(y.reshape(shape), dy.reshape(shape))
 
 
+def convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Y = x*w + b; y' = x'*w + x*w' + b'. The tangent comes first: while its terms are added, y is not there yet."""
+
+    def run(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        (x, dx), (w, dw), (b, db) = _parts(input), _parts(weight), _parts(bias)
+        if (dx is None and dw is None) or torch.is_autocast_enabled(x.device.type):
+            return function(input, weight, bias, *args, **kwargs)
+        if dx is None:
+            dy = function(x, dw, db, *args, **kwargs)
+        else:
+            dy = function(dx, w, db, *args, **kwargs)
+            if dw is not None:
+                dy = dy.add_(function(x, dw, None, *args, **kwargs))
+        return make_dual(function(x, w, b, *args, **kwargs), dy)
+
+    return run
+
+
 def batch_norm(
     input: Tensor,
     running_mean: Tensor | None,
@@ -124,6 +142,9 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 
 RULES: dict[Any, Callable[..., Any]] = {
     F.linear: linear,
+    F.conv1d: convolution(F.conv1d),
+    F.conv2d: convolution(F.conv2d),
+    F.conv3d: convolution(F.conv3d),
     F.batch_norm: batch_norm,
     F.scaled_dot_product_attention: attention,
     F.multi_head_attention_forward: multi_head_attention,
