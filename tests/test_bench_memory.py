@@ -113,6 +113,13 @@ def test_forward_gradients_hold_no_more_for_a_deeper_network(name: str, kind):
     assert many <= 1.05 * few
 
 
+@pytest.mark.parametrize(
+    "net", [Net(kind="fc", depth=32, width=64, batch=8), Net(kind="conv", depth=16, width=3, batch=8)]
+)
+def test_forward_gradients_hold_at_most_a_third(net: Net):
+    assert peak("AsyncFGD", net) <= peak("BP", net) / 3
+
+
 def test_forward_gradients_hold_no_more_for_a_longer_sequence():
     short, long = (peak("AsyncFGD", Net(kind="rnn", depth=2, width=16, batch=8, length=n)) for n in (4, 32))
     assert long <= 1.05 * short

@@ -200,6 +200,21 @@ def normalised() -> nn.Module:
     return Apply(use, nn.Linear(6, 4))
 
 
+def bias_alone(layer: nn.Conv2d) -> nn.Module:
+    layer.weight.requires_grad_(False)
+    return layer
+
+
+def called_with_names() -> nn.Module:
+    """Arguments by name; and a sample by itself, without the batch's dimension."""
+
+    def use(x: Tensor, layer: nn.Module) -> Tensor:
+        y = F.conv2d(bias=layer.bias, weight=layer.weight, input=x, groups=2, stride=(2, 1), padding=(1, 0))
+        return y + torch.stack([F.conv2d(one, layer.weight, None, (2, 1), (1, 0), 1, 2) for one in x])
+
+    return Apply(use, nn.Conv2d(2, 4, 3, groups=2))
+
+
 def causal() -> Tensor:
     return torch.ones(4, 4, dtype=torch.bool).tril()
 
@@ -214,6 +229,11 @@ CASES = {
     "conv2d": Case(lambda: nn.Conv2d(3, 4, 3, padding=1), (3, 5, 5)),
     "conv2d-depthwise": Case(lambda: nn.Conv2d(4, 4, 3, groups=4, bias=False), (4, 5, 5)),
     "conv2d-dilated": Case(lambda: nn.Conv2d(2, 4, 3, dilation=2, stride=2, groups=2), (2, 7, 7)),
+    "conv2d-same": Case(lambda: nn.Conv2d(2, 3, (1, 3), padding="same", dilation=(1, 2)), (2, 4, 5)),
+    "conv2d-valid": Case(lambda: nn.Conv2d(2, 3, 2, padding="valid", bias=False), (2, 4, 4)),
+    "conv2d-frozen": Case(lambda: nn.Conv2d(2, 3, 2).requires_grad_(False), (2, 4, 4)),
+    "conv2d-bias-alone": Case(lambda: bias_alone(nn.Conv2d(2, 3, 2)), (2, 4, 4)),
+    "conv2d-called": Case(lambda: called_with_names(), (2, 5, 5)),
     "conv2d-circular": Case(lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), (2, 4, 4)),
     "conv3d": Case(lambda: nn.Conv3d(2, 3, 2), (2, 3, 4, 3)),
     "conv-transpose2d": Case(lambda: nn.ConvTranspose2d(3, 2, 3, stride=2, output_padding=1), (3, 3, 3)),
@@ -320,6 +340,24 @@ def test_one_step_is_the_derivative_of_reverse_mode(name: str, dtype: torch.dtyp
 @pytest.mark.parametrize("name", ["residual", "lstm-deep", "encoder-layer", "sdpa-causal", "tied", "weight-norm"])
 def test_one_step_on_threads(name: str) -> None:
     check(*build(CASES[name], "second", torch.float64), runtime="threads")
+
+
+@pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv2d-depthwise", "conv2d-same", "conv3d", "linear"])
+def test_a_layer_whose_input_has_no_tangent(name: str) -> None:
+    stages, batch = build(CASES[name], "second", torch.float64)
+    check([stages[1]], batch)
+
+
+def test_convolutions_under_autocast() -> None:
+    """bfloat16 has three digits; a tangent left out would take more than that away."""
+    stages, batch = build(CASES["conv2d"], "second", torch.float32)
+    d, wanted = reverse(stages, batch)
+    before = deepcopy(stages)
+    step(stages, batch, autocast=torch.bfloat16)
+    for old, new, moves in zip(before, stages, wanted, strict=True):
+        for name, p in new.named_parameters():
+            moved = (old.get_parameter(name) - p).detach().double()
+            torch.testing.assert_close(moved, moves[name], rtol=0.1, atol=0.02 * abs(d))
 
 
 @pytest.mark.parametrize("where", [0, 1, 2])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations_with_replacement
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -116,6 +118,21 @@ def test_a_plan_answers_only_for_what_it_has():
         plan.versions(stage=2, batch=0)
     with pytest.raises(ValueError, match="batch=3: this plan has batches 0 to 2"):
         plan.versions(stage=0, batch=3)
+
+
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("micro", [1, 2, 3])
+@pytest.mark.parametrize("order", ["forward", "backward"])
+def test_forward_plans_never_get_stuck(order, micro, norms):
+    """With one activation on its way between two stages, unless updates wait for a norm over all stages."""
+    for k in (1, 2, 3, 4):
+        for delays in combinations_with_replacement(range(3, -1, -1), k):
+            schedule = Schedule(credit="forward", delays=delays, order=order, micro=micro, norms=norms)
+            assert norms or [up for up, _ in schedule.lengths()] == [1] * (k - 1)
+            plan = Plan.build(schedule, 6)
+            for stage, delay in enumerate(delays):
+                gap = delay - (order == "backward" and delay > 0)
+                assert [plan.versions(stage, n)[0] for n in range(6)] == [max(0, n - gap) for n in range(6)]
 
 
 def test_slack_lengthens_queues_only():

@@ -60,13 +60,14 @@ class Schedule:
         """The queue lengths of each boundary: those given, or the shortest that never hold a stage back.
 
         Between two neighbours at most `m_k - m_(k+1) + 1` batches are on their way up and down together. Under `forward`
-        a stage passes one on while it computes the next, and what else is on its way are derivatives, a few bytes each.
+        a stage passes one on while it computes the next, and what else is on its way are derivatives, a few bytes each;
+        but where a late stage waits for the norm over all stages, it takes nothing in meanwhile.
         """
         if self.queues:
             return self.queues
         gaps = [a - b + 1 for a, b in zip(self.delays, self.delays[1:])]
         if self.credit == "forward":
-            return tuple((1, max(1, gap)) for gap in gaps)
+            return tuple((max(1, gap) * self.micro if self.norms else 1, max(1, gap)) for gap in gaps)
         return tuple((max(1, gap, self.micro), max(1, gap, self.micro)) for gap in gaps)
 
     def with_slack(self, slack: int) -> Schedule:

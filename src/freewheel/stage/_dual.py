@@ -52,6 +52,7 @@ class DualStage(Stage):
         enter_level()
         self._directions = self._make_directions()
         self._shares = True  # whether the module passes on memory that it keeps, as its first forward shows
+        self._borrowed: set[int] = set()  # memory of the input that was forwarded last
         self._scrubs = True  # whether the module puts tangents into its buffers, as its first forward shows
         for layer in self._recurrent:
             layer.stream(self._cuts_time)
@@ -111,6 +112,7 @@ class DualStage(Stage):
         # from another stage is this one's alone, and needs a copy only where one more pass follows.
         copied = self._edits and (self.index == 0 or p < self.tangents.tangents - 1)
         used = copies(leaves) if copied else leaves
+        self._borrow(used)
         before = versions(used) if self._edits else []
         duals = [t if o is None else make_dual(t, o) for t, o in zip(used, moved)]
         with self._pass(unit, p, waiting, still=still):
@@ -161,6 +163,7 @@ class DualStage(Stage):
                     edits=self._edits,
                 )
         values = copies(leaves) if self._edits and self.index == 0 else leaves
+        self._borrow(values)
         return ready(values, moved, given, list(us.values()))
 
     def _probe(
@@ -178,7 +181,12 @@ class DualStage(Stage):
         self._edits = any(versions(leaves))
         return sorted(trial.used)
 
-    def _passed_on(self, out: list[Apart], waiting: Waiting, x: list[Any]) -> Dual:
+    def _borrow(self, leaves: list[Any]) -> None:
+        """Remembers where the first stage's input lies, which is the user's or a copy in its place."""
+        if self._shares and self.index == 0:
+            self._borrowed |= memory(leaves)
+
+    def _passed_on(self, out: list[Apart], waiting: Waiting) -> Dual:
         """What the next stage gets: tensors that are its alone, so that it may edit them.
 
         What shares memory with something that this stage keeps, or that is the user's, is copied. Whether there is such
@@ -188,8 +196,9 @@ class DualStage(Stage):
         if not self._shares:
             return Dual(values, tangents)
         kept = [*self.module.parameters(), *self.module.buffers(), *tree_leaves(self._states)]
-        kept += [move.x for moves in waiting.moves.values() for move in moves] + (x if self.index == 0 else [])
-        taken = memory(kept)
+        kept += [move.x for moves in waiting.moves.values() for move in moves]
+        taken = memory(kept) | self._borrowed
+        self._borrowed = set()
         leaves, shape = flatten(values)
         shared = [not taken.isdisjoint(memory([leaf])) for leaf in leaves]
         self._shares = any(shared)

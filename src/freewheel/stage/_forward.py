@@ -90,7 +90,7 @@ class ForwardStage(DualStage):
         self._share = share
         out = self._passes(unit, self._waiting[batch], (leaves, shape), moved, target, share > 0)
         if not self.is_last:
-            return self._passed_on(out, self._waiting[batch], leaves)
+            return self._passed_on(out, self._waiting[batch])
         loss = out[0][0]
         found = Found(micro, loss * share, size, torch.stack([d for _, (d,) in out]) * share)  # pyright: ignore
         self._found.setdefault(batch, []).append(found)
