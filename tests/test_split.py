@@ -6,7 +6,9 @@ import copy
 import importlib
 import math
 import pickle
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from freewheel.split import SplitReport, Stages, split
+from freewheel.tangents import Drawer
 
 splitting = importlib.import_module("freewheel.split._split")
 
@@ -359,8 +362,9 @@ def test_names_and_tensors_are_the_models_own(name):
     assert sum(map(len, stages.report.names)) >= 3
 
 
+@pytest.mark.parametrize("by", ["time", "forward"])
 @network
-def test_splitting_leaves_the_model_as_it_was(name):
+def test_splitting_leaves_the_model_as_it_was(name, by):
     model, batch = make(name)
     next(model.children()).eval()
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -368,7 +372,7 @@ def test_splitting_leaves_the_model_as_it_was(name):
     attributes = [set(vars(m)) for m in model.modules()]
     example, state = batch(4), torch.get_rng_state()
     kept = copy.deepcopy(example)
-    stages = split(model, 2, example=example)
+    stages = split(model, 2, example=example, by=by)
     assert stages.report.unit == "s"
     assert torch.equal(torch.get_rng_state(), state)
     assert_same(example, kept)
@@ -516,19 +520,75 @@ def test_messages_decide_between_equal_cuts():
     assert split(model, 2, by="parameters").report.names == (("0", "1", "2"), ("3",))
 
 
-def test_time_is_what_is_balanced(monkeypatch):
+@pytest.mark.parametrize("by", ["time", "forward"])
+def test_time_is_what_is_balanced(by, monkeypatch):
     seconds = {"0": 1.0, "1": 1.0, "2": 1.0, "3": 3.0}
-    monkeypatch.setattr(splitting, "measure", lambda line, example: [seconds[line.name(u)] for u in line.units])
+    monkeypatch.setitem(splitting.TIMED, by, lambda line, example: [seconds[line.name(u)] for u in line.units])
     model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(4)])
-    report = split(model, 2, example=torch.randn(3, 2)).report
+    report = split(model, 2, example=torch.randn(3, 2), by=by).report
     assert report == SplitReport((3.0, 3.0), "s", (("0", "1", "2"), ("3",)))
     assert report.speedup == 2.0
 
 
+class Counted(torch.autograd.Function):
+    """Doubles, and counts how often it is differentiated in either direction."""
+
+    calls: ClassVar[Counter[str]] = Counter()
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        Counted.calls["backward"] += 1
+        return g * 2
+
+    @staticmethod
+    def jvp(ctx, o):
+        Counted.calls["jvp"] += 1
+        return o * 2
+
+
+class Doubling(nn.Module):
+    def forward(self, x):
+        return Counted.apply(x)
+
+
+@pytest.mark.parametrize(("by", "calls"), [("time", {"backward": 9}), ("forward", {"jvp": 9})])
+def test_the_steps_that_are_measured_are_of_the_kind_asked_for(by, calls):
+    Counted.calls.clear()
+    split(nn.Sequential(nn.Linear(4, 4), Doubling(), nn.Linear(4, 2)), 2, example=torch.randn(3, 4), by=by)
+    assert Counted.calls == calls
+
+
+def test_tangents_are_drawn_for_the_pass_and_for_the_update(monkeypatch):
+    real, drawn = Drawer.draw, []
+    monkeypatch.setattr(Drawer, "draw", lambda self, key, like: drawn.append(like.shape) or real(self, key, like))
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2).requires_grad_(False))
+    split(model, 2, example=torch.randn(3, 4), by="forward")
+    assert Counter(drawn) == {(3, 4): 18, (3,): 18}  # twice in each of nine steps
+
+
+def test_no_forward_derivative_is_said_in_one_line():
+    class OneWay(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+    class Step(nn.Module):
+        def forward(self, x):
+            return OneWay.apply(x)
+
+    with pytest.raises(NotImplementedError, match=r"^OneWay has no forward derivative: .*'pipedream'$"):
+        split(nn.Sequential(nn.Linear(4, 4), Step()), 2, example=torch.randn(3, 4), by="forward")
+
+
+@pytest.mark.parametrize("by", ["time", "forward"])
 @network
-def test_measured_times_are_positive(name):
+def test_measured_times_are_positive(name, by):
     model, batch = make(name)
-    report = split(model, 2, example=batch(2)).report
+    report = split(model, 2, example=batch(2), by=by).report
     assert report.unit == "s"
     assert all(cost > 0 for cost in report.costs)
     assert 1 <= report.speedup <= 2

@@ -64,7 +64,7 @@ def forward(
 def _measure(
     teams: Sequence[Team], batch_size: int, repeats: int, seconds: float, say: Callable[[str], Any]
 ) -> dict[str, Any]:
-    report = split(network(), 2, example=torch.randn(batch_size, *SHAPE), threads=1).report
+    report = split(network(), 2, example=torch.randn(batch_size, *SHAPE), by="forward", threads=1).report
     cut = tuple(len(names) for names in report.names)
     steps = max(10, round(seconds / sum(report.costs)))
     say(f"batch size {batch_size}: compiling, which takes a minute or two")

@@ -52,7 +52,7 @@ def prepare(settings: Settings) -> Job:
         model.to(settings.devices[0]),
         None if settings.at else settings.stage_count,
         example=example,
-        by=settings.split or "time",
+        by=settings.balanced_by,
         at=settings.at or None,
         threads=settings.stage_threads,
     )

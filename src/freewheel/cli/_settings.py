@@ -163,6 +163,13 @@ class Settings:
         )
 
     @property
+    def balanced_by(self) -> str:
+        """What the stages are balanced by: as asked for, or the time of the steps that the method takes."""
+        if self.split is not None or self.at:
+            return self.split or "time"
+        return "forward" if self.forward else "time"
+
+    @property
     def model_name(self) -> str:
         """The network: as asked for, or one that suits the images and the method."""
         if self.forward and self.model is None:

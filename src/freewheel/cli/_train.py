@@ -82,7 +82,7 @@ def train(
         str | None,
         typer.Option(
             metavar="BY",
-            help="Balance the stages by their measured time, or by parameters.",
+            help="Balance the stages by time (measured; for forward gradients, forward) or by parameters.",
             rich_help_panel=NETWORK,
         ),
     ] = None,

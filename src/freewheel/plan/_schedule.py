@@ -59,9 +59,9 @@ class Schedule:
     def lengths(self) -> tuple[tuple[int, int], ...]:
         """The queue lengths of each boundary: those given, or the shortest that never hold a stage back.
 
-        Between two neighbours at most `m_k - m_(k+1) + 1` batches are on their way up and down together. Under `forward`
-        a stage passes one on while it computes the next, and what else is on its way are derivatives, a few bytes each;
-        but where a late stage waits for the norm over all stages, it takes nothing in meanwhile.
+        Between two neighbours at most `m_k - m_(k+1) + 1` batches are on their way up and down together. Under
+        `forward` a stage passes one on while it computes the next, and what else is on its way are derivatives, a few
+        bytes each; but where a late stage waits for the norm over all stages, it takes nothing in meanwhile.
         """
         if self.queues:
             return self.queues

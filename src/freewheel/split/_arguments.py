@@ -13,7 +13,7 @@ from freewheel._errors import unknown
 from freewheel.split._trace import BY_HAND, hooked, takes_one_argument
 from freewheel.split._undisturbed import call, undisturbed
 
-MEASURES = ("time", "parameters")
+MEASURES = ("time", "forward", "parameters")
 _WRAPPERS = {
     "DataParallel": "its .module",
     "DistributedDataParallel": "its .module",
@@ -117,11 +117,11 @@ def _check_parts(value: Any, name: str) -> None:
         )
 
 
-def check_no_example(model: nn.Module, *, timed: bool) -> None:
+def check_no_example(model: nn.Module, *, timed: str | None) -> None:
     """Refuse to go on without an example where one is needed."""
     if timed:
         raise ValueError(
-            "example is missing: by='time' measures the layers on a batch; give example=batch or by='parameters'"
+            f"example is missing: by={timed!r} measures the layers on a batch; give example=batch or by='parameters'"
         )
     if not takes_one_argument(model):
         raise ValueError(

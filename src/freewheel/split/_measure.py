@@ -1,7 +1,8 @@
-"""How long each unit takes, forward and backward, as part of a whole training step."""
+"""How long each unit takes as part of a whole training step: forward and backward, or by dual numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
@@ -14,9 +15,11 @@ from freewheel._malloc import keep_freed_memory
 from freewheel.split._line import Line
 from freewheel.split._tree import map_tensors, tensors
 from freewheel.split._undisturbed import undisturbed
+from freewheel.tangents import Directions, DualMode, Source, Tangents, Waiting, enter_level, explained, leave_level
 
 WARM_UP = 2
 REPEATS = 7
+Seconds = dict[fx.Node, float]
 
 
 def measure(line: Line, example: Any) -> list[float]:
@@ -33,52 +36,106 @@ def measure(line: Line, example: Any) -> list[float]:
     Measured by themselves, units would find their inputs in the cache and their memory fresh, and layers with large
     activations would look dearer or cheaper than they are. The model is left as it was.
     """
+    return _medians(line, lambda clock: _step(line, example, clock))
+
+
+def measure_forward(line: Line, example: Any) -> list[float]:
+    """The same for a step of forward gradients: the dual pass of each unit, and its tangents drawn for the update.
+
+    ::
+
+        dual pass | conv1 | bn1 | relu |
+        gradients                       | conv1 | bn1 |
+    """
+    enter_level()
+    try:
+        return _medians(line, lambda clock: _dual_step(line, example, clock))
+    except (NotImplementedError, RuntimeError) as error:
+        reason = explained(error)
+        raise reason from (None if reason is error else error)
+    finally:
+        leave_level()
+
+
+def _medians(line: Line, step: Callable[[Callable[[], float]], Seconds]) -> list[float]:
+    devices = {t.device for t in (*line.model.parameters(), *line.model.buffers()) if t.device.type == "cuda"}
+
+    def clock() -> float:
+        for device in devices:
+            torch.cuda.synchronize(device)
+        return perf_counter()
+
     keep_freed_memory()  # as the runtimes do
     with undisturbed(line.model), torch.enable_grad():
-        passes = [_once(line, example) for _ in range(WARM_UP + REPEATS)]
-    return [median(seconds) for seconds in zip(*passes[WARM_UP:])]
+        passes = [step(clock) for _ in range(WARM_UP + REPEATS)]
+    return [median(seconds[unit] for seconds in passes[WARM_UP:]) for unit in line.units]
 
 
-def _once(line: Line, example: Any) -> list[float]:
-    """The seconds of each unit in one step."""
+def _walk(
+    line: Line, example: Any, clock: Callable[[], float], after: Callable[[fx.Node, Any], None]
+) -> tuple[Seconds, list[Tensor]]:
+    """Runs the model, and calls `after` with every unit and its value; the seconds of each, and what comes out."""
     seconds = dict.fromkeys(line.units, 0.0)
-    marks: list[tuple[float, fx.Node]] = []  # when each unit's output got its gradient
     values: dict[fx.Node, Any] = {}
     ends: list[Tensor] = []
     waiting = {node: len(node.users) for node in line.traced.graph.nodes}
-    devices = {t.device for t in tensors(example)} | {p.device for p in line.model.parameters()}
-
-    def now() -> float:
-        for device in devices:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-        return perf_counter()
-
-    def mark(unit: fx.Node) -> None:
-        marks.append((now(), unit))
-
     for node in line.traced.graph.nodes:
         if node.op == "output":
-            ends = [t for n in node.all_input_nodes for t in tensors(values[n]) if t.grad_fn is not None]
+            ends = [t for n in node.all_input_nodes for t in tensors(values[n])]
             break
         if node.op == "placeholder":
             values[node] = map_tensors(lambda t: t.detach().clone(), example)
             continue
-        start = now()
+        start = clock()
         values[node] = line.traced.run(node, values.__getitem__)
         if node in seconds:
-            seconds[node] += now() - start
-            for tensor in tensors(values[node]):
-                if tensor.grad_fn is not None:
-                    tensor.register_hook(lambda gradient, unit=node: mark(unit))
+            seconds[node] += clock() - start
+            after(node, values[node])
         for source in node.all_input_nodes:
             waiting[source] -= 1
             if not waiting[source] and not any(user.op == "output" for user in source.users):
                 del values[source]
+    return seconds, ends
+
+
+def _step(line: Line, example: Any, clock: Callable[[], float]) -> Seconds:
+    """The seconds of each unit in one step of backpropagation."""
+    marks: list[tuple[float, fx.Node]] = []  # when each unit's output got its gradient
+
+    def watch(unit: fx.Node, value: Any) -> None:
+        for tensor in tensors(value):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(lambda gradient: marks.append((clock(), unit)))
+
+    seconds, ends = _walk(line, example, clock, watch)
+    ends = [t for t in ends if t.grad_fn is not None]
     sources = [p for p in line.model.parameters() if p.requires_grad]
     if ends and sources:
         torch.autograd.grad(ends, sources, [torch.ones_like(t) for t in ends], allow_unused=True)
-        marks.append((now(), line.units[0]))
+        marks.append((clock(), line.units[0]))
     for (begun, unit), (over, _) in pairwise(marks):
         seconds[unit] += over - begun
-    return [seconds[unit] for unit in line.units]
+    return seconds
+
+
+def _dual_step(line: Line, example: Any, clock: Callable[[], float]) -> Seconds:
+    """The seconds of each unit in one step of forward gradients."""
+    named = [((name,), p) for name, p in line.model.named_parameters()]
+    device = named[0][1].device if named else torch.device("cpu")
+    directions = Directions(Tangents(), (0, 0), named, {id(p): 1.0 for _, p in named}, {}, device)
+    drawn = Waiting(0, [float(p.requires_grad) for _, p in named])
+    used: dict[int, fx.Node] = {}  # the unit that used a parameter first
+
+    def note(unit: fx.Node, value: Any) -> None:
+        for index in drawn.used - used.keys():
+            used[index] = unit
+
+    with DualMode(Source(directions, drawn, (0, 0)), {}):
+        seconds, _ = _walk(line, example, clock, note)
+    derivatives = {0: torch.ones(1, device=device)}
+    with torch.no_grad():
+        for index, unit in sorted(used.items()):
+            start = clock()
+            directions.gradient(drawn, derivatives, index)
+            seconds[unit] += clock() - start
+    return seconds

@@ -14,8 +14,8 @@ class SplitReport:
 
     Attributes:
         costs: The cost of each stage.
-        unit: What the costs count: ``"s"`` (seconds of forward and backward on the example),
-            ``"parameters"`` or ``"units"``.
+        unit: What the costs count: ``"s"`` (seconds of a training step on the example), ``"parameters"`` or
+            ``"units"``.
         names: The names of the units of each stage, in execution order: the qualified name of a
             submodule, or the name of an operation such as ``add_1``.
         unused: Parameters and buffers of the model that its forward never touches, so no stage owns them.

@@ -15,13 +15,15 @@ from freewheel._errors import unknown, whole_number
 from freewheel.split._arguments import check_example, check_model, check_no_example, check_plan
 from freewheel.split._balance import best_cuts, bounds
 from freewheel.split._line import Line, draw
-from freewheel.split._measure import measure
+from freewheel.split._measure import measure, measure_forward
 from freewheel.split._owners import check_owners, parameter_counts, unused
 from freewheel.split._report import SplitReport, Stages
 from freewheel.split._stages import build
 from freewheel.split._trace import BY_HAND, is_plain_sequential, trace, write_down
 from freewheel.split._tree import tensors
 from freewheel.split._values import infer, observe
+
+TIMED = {"time": measure, "forward": measure_forward}
 
 
 def split(
@@ -58,9 +60,10 @@ def split(
         k: The number of stages; may be left out with ``at`` or ``balance``.
         example: What the model is called with: a tensor; a tuple, for ``model(*example)``; or a dict, for
             ``model(**example)``. The first stage then takes that tensor, tuple or dict. Needed for
-            ``by="time"`` and for models that take several arguments. Without it, messages are supposed
+            ``by="time"`` or ``"forward"`` and for models that take several arguments. Without it, messages are supposed
             to be as small as they are few.
-        by: What to balance: ``"time"``, measured forward and backward on the example in training mode, or
+        by: What to balance: ``"time"``, measured forward and backward on the example in training mode;
+            ``"forward"``, measured in a step of forward gradients, for methods such as ``"asyncfgd"``; or
             ``"parameters"``, their number.
         at: Names of submodules; at the first call within each a new stage begins.
         balance: The number of units of each stage, instead of balancing: children of a Sequential (or, if
@@ -94,7 +97,7 @@ def split(
     if example is not None:
         output = check_example(model, example)
     elif stages > 1:
-        check_no_example(model, timed=by == "time" and at is None and balance is None)
+        check_no_example(model, timed=by if by in TIMED and at is None and balance is None else None)
     if stages == 1 and balance is None and not isinstance(example, tuple | dict):
         return _whole(model)
 
@@ -104,9 +107,9 @@ def split(
         costs, unit = [1] * len(line.units), "units"
     else:
         barred = _barred(line, stages)
-        timed = by == "time" and example is not None
+        timed = TIMED[by] if example is not None and by in TIMED else None
         with intra_op_threads(share(stages) if threads is None else threads):
-            costs, unit = (measure(line, example), "s") if timed else (parameter_counts(line), "parameters")
+            costs, unit = (parameter_counts(line), "parameters") if timed is None else (timed(line, example), "s")
         messages = [sum(item.elements for item in message) for message in line.messages]
         cuts = best_cuts(costs, stages, messages=messages, forbidden=barred)
 

@@ -108,8 +108,8 @@ class DualStage(Stage):
     ) -> Apart:
         """One pass."""
         leaves, shape = x
-        # Whether the module edits its input is found out on a copy, the first time; then only editors get one. What came
-        # from another stage is this one's alone, and needs a copy only where one more pass follows.
+        # Whether the module edits its input is found out on a copy, the first time; then only editors get one. What
+        # came from another stage is this one's alone, and needs a copy only where one more pass follows.
         copied = self._edits and (self.index == 0 or p < self.tangents.tangents - 1)
         used = copies(leaves) if copied else leaves
         self._borrow(used)

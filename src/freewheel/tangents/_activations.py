@@ -84,8 +84,8 @@ def gradients(move: Move, v: Tensor, d: Tensor, weight: Tensor) -> tuple[Tensor,
     """The estimates by the weight and by the bias: v per sample times d of that sample, with the input."""
     if move.x._version != move.version:
         raise RuntimeError(
-            "perturb='activations': the input of a Linear or Conv2d layer was changed in place after the layer had used "
-            "it: change a copy, such as x + 1 in place of x.add_(1)"
+            "perturb='activations': the input of a Linear or Conv2d layer was changed in place after the layer had "
+            "used it: change a copy, such as x + 1 in place of x.add_(1)"
         )
     g = v * d.to(v).view(-1, *[1] * (v.dim() - 1))
     if move.conv is None:
