@@ -488,3 +488,101 @@ def test_activity_perturbation_varies_less_where_layers_are_wide() -> None:
     assert abs(off(spread["activations"], activity_variance(stages, batch).sum())) < BOUND
     assert 10 * activity_variance(stages, batch).sum() < (len(g) + 1) * g @ g
     assert 5 * spread["activations"].mean() < spread["weights"].mean()
+
+
+# Activity perturbation over time. ---------------------------------------------------------------------------------
+
+STEPS = 3
+
+
+def remembering(k: int) -> tuple[list[nn.Module], list[nn.Module]]:
+    """A layer, a recurrent one that is not trained, and two layers behind it; whole, and in stages."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        memory = fw.Recurrent(nn.RNN(4, 3, bias=False, nonlinearity="relu", batch_first=True)).requires_grad_(False)
+        layers = [nn.Linear(3, 4), memory, nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3), fw.models.ClassesFirst()]
+        nn.init.eye_(memory.layer.weight_hh_l0)  # it adds up what comes
+        nn.init.uniform_(memory.layer.weight_ih_l0, 0, 0.5)
+        nn.init.ones_(layers[0].bias)
+    layers = [layer.double() for layer in layers]
+    cut = {1: [layers], 3: [layers[:1], layers[1:2], layers[2:]]}[k]
+    return layers, [nn.Sequential(*part) for part in cut]
+
+
+def slopes_by_piece(layers: Sequence[nn.Module], batch: Batch) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """The inputs of the linear layers; and for every time step, the slopes of its part of the loss by their outputs."""
+    h, y = batch
+    inputs, outputs = [], []
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            inputs.append(h.detach())
+        h = layer(h)
+        if isinstance(layer, nn.Linear):
+            outputs.append(h)
+    parts = F.cross_entropy(h, y, reduction="none").sum(0) / y.numel()
+    return inputs, [list(torch.autograd.grad(part, outputs, retain_graph=True)) for part in parts]
+
+
+def sequences() -> Batch:
+    return data(STEPS, 3, size=3)[0], torch.randint(3, (3, STEPS), generator=torch.Generator().manual_seed(4))
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_move_that_is_remembered_counts_for_later_steps(k: int) -> None:
+    (first, *others), stages = remembering(k)
+    for layer in others:
+        layer.requires_grad_(False)
+    batch = sequences()
+    g = plain_gradient(stages, batch)
+    found = samples(stages, fw.method("asyncfgd", perturb="activations", steps=STEPS), [batch] * 200)
+    (x, *_), pieces = slopes_by_piece([first, *others], batch)
+    at_once = [pieces[j][0][:, j] for j in range(STEPS)]  # of each step's loss, by the output of that step
+    by_weight = torch.stack([at_once[j].T @ x[:, j] for j in range(STEPS)]).sum(0)
+    forgetful = torch.cat([by_weight.flatten(), torch.stack(at_once).sum((0, 1))])
+    e = probes(g, forgetful)
+    assert worst(found, g, e) < BOUND
+    assert worst(found, forgetful, e) > BOUND
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_what_nobody_remembers_counts_for_its_own_step(k: int) -> None:
+    """With one sample and a loss at the end alone, Σ d·v ⊗ x has one term; before the memory, one for each step."""
+    _, stages = remembering(k)
+    x, y = data(STEPS, 3, size=1)
+    end = lambda out, y: F.cross_entropy(out[:, :, -1], y)  # noqa: E731
+    (found,) = samples(stages, fw.method("asyncfgd", perturb="activations", steps=STEPS), [(x, y)], loss=end)
+    made = found.split([p.numel() for p in trained(stages)])
+    ranks = [int(torch.linalg.matrix_rank(g.view_as(p))) for g, p in zip(made, trained(stages)) if p.dim() == 2]
+    assert ranks == [STEPS, 1, 1]
+
+
+@pytest.mark.parametrize("k", [3])
+def test_behind_the_last_recurrent_layer_steps_are_independent(k: int) -> None:
+    """So the variance is known: for each weight Σ x² (|G|² + g²) over samples and steps.
+
+    There g is the slope of that step's loss, and G its slopes by all that moves. With the whole sequence's derivative
+    in place of the step's, |G|² would be that of the whole loss.
+    """
+    layers, stages = remembering(k)
+    batch = sequences()
+    g = plain_gradient(stages, batch)
+    found = samples(stages, fw.method("asyncfgd", perturb="activations", steps=STEPS), [batch] * 200)
+    inputs, pieces = slopes_by_piece(layers, batch)
+    whole = [torch.stack(slopes).sum(0) for slopes in zip(*pieces)]
+    step, sequence = [], []
+    for n in (1, 2):
+        for out, sizes in ((step, [size(piece) for piece in pieces]), (sequence, [size(whole)] * STEPS)):
+            spread = [sizes[j][:, None] + pieces[j][n][:, j] ** 2 for j in range(STEPS)]
+            by_weight = torch.stack([spread[j].T @ inputs[n][:, j] ** 2 for j in range(STEPS)]).sum(0)
+            out += [by_weight.flatten(), torch.stack(spread).sum((0, 1))]
+    variance, other = torch.cat(step), torch.cat(sequence).sum()
+    behind = slice(len(g) - len(variance), None)
+    assert worst(found, g, torch.eye(len(g), dtype=g.dtype)[behind], variance) < BOUND
+    spread = square((found - g)[:, behind])
+    assert abs(off(spread, variance.sum())) < BOUND
+    assert off(spread, other) < -BOUND
+
+
+def size(slopes: Sequence[Tensor]) -> Tensor:
+    """The sum of squares over all of a sample's."""
+    return torch.stack([slope.flatten(1).square().sum(1) for slope in slopes]).sum(0)

@@ -283,6 +283,26 @@ def test_pieces_change_nothing_without_delays(kind: str, task: str, options: dic
         assert max((a - b).abs().max() for a, b in zip(whole, pieces)) < 1e-12
 
 
+@pytest.mark.parametrize("classes", [3, T - 1])
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_target_of_another_length_belongs_to_the_end(k: int, classes: int) -> None:
+    """Such as shares of classes, of which there may be more than pieces: it was cut as if they were time steps."""
+    g = torch.Generator().manual_seed(2)
+    batches = [
+        (x, torch.rand(len(x), classes, generator=g).double().softmax(1)) for x, _ in make_batches("deep", "class")
+    ]
+    runs = []
+    for steps in (1, 2, T):
+        stages = make_stages("deep", "gru", "class", k)
+        stages[-1][-1] = nn.Linear(6, classes).double()  # pyright: ignore[reportIndexIssue]
+        nn.init.eye_(stages[-1][-1].weight)  # pyright: ignore[reportIndexIssue]
+        nn.init.zeros_(stages[-1][-1].bias)  # pyright: ignore[reportIndexIssue]
+        make_trainer(stages, fw.FGD(steps=steps)).fit(batches, progress=False)
+        runs.append(tensors(*stages))
+    for pieces in runs[1:]:
+        assert max((a - b).abs().max() for a, b in zip(runs[0], pieces)) < 1e-12
+
+
 def test_samples_may_be_cut_too() -> None:
     whole, cut = train("fgd", "simulate"), train("fgd-sync", "simulate", micro=2)
     assert max((a - b).abs().max() for a, b in zip(whole, cut)) < 1e-12
@@ -520,9 +540,9 @@ def gru(**options: Any) -> nn.GRU:
         (lambda: fit(nn.Linear(4, 4), (torch.zeros(4), FLAT[1])), ValueError, "this input has none"),
         (lambda: fit(nn.Linear(4, 4), UNEVEN), ValueError, "this input has tensors of 3 and 5 time steps"),
         (
-            lambda: fit(nn.Linear(4, 4), (SHORT[0].repeat(1, 2, 1), FLAT[0][:, :2])),
+            lambda: fit(nn.Linear(4, 4), (SHORT[0].repeat(1, 2, 1), (FLAT[1], torch.zeros(4, 4)))),
             ValueError,
-            "this target has 2 time",
+            "cuts sequences along their second dimension, but this target has none",
         ),
     ],
 )

@@ -13,12 +13,16 @@ from freewheel.runtime._channels import ClosedError
 
 
 class Batch(NamedTuple):
-    """One batch: its number, what the first stage gets, what the last one gets, and its size."""
+    """One batch: its number, what the first stage gets, what the last one gets, and its size.
+
+    `length` is that of the input's second dimension, the number of time steps if it has any.
+    """
 
     number: int
     x: Any
     target: Any
     size: int
+    length: int | None
     cut: bool  # whether an epoch ends with it
 
 
@@ -157,4 +161,5 @@ def _batch(number: int, item: Any) -> Batch:
     size = tensors[0].shape[0] if tensors[0].dim() else 1
     if size == 0:
         raise ValueError(f"loader gave an empty batch as batch {number}: drop it")
-    return Batch(number, x, target, size, cut=False)
+    length = tensors[0].shape[1] if tensors[0].dim() > 1 else None
+    return Batch(number, x, target, size, length, cut=False)

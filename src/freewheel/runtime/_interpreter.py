@@ -167,14 +167,18 @@ class Interpreter:
 
     def _fetch(self, batch: int) -> None:
         """Takes a batch from the feed, in micro-batches: its input at the first stage, its target at the last."""
-        cut = cut_in_time if self._schedule.along else cut_in_samples
+        along, micro = self._schedule.along, self._schedule.micro
         if self._inputs is not None:
             x, size = self._inputs.get()
-            for j, (piece, _, _) in enumerate(cut(x, size, self._schedule.micro, "input")):
+            pieces = cut_in_time(x, size, micro, "input") if along else cut_in_samples(x, size, micro, "input")
+            for j, (piece, _, _) in enumerate(pieces):
                 self._received[batch, j] = piece
         if self._targets is not None:
-            target, size = self._targets.get()
-            for j, piece in enumerate(cut(target, size, self._schedule.micro, "target")):
+            y, size, length = self._targets.get()
+            pieces = (
+                cut_in_time(y, size, micro, "target", length) if along else cut_in_samples(y, size, micro, "target")
+            )
+            for j, piece in enumerate(pieces):
                 self._expected[batch, j] = piece
 
     def _forward(self, unit: Unit) -> None:

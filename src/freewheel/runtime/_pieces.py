@@ -24,10 +24,13 @@ def cut_in_samples(tree: Any, size: int, micro: int, what: str) -> list[Piece]:
     return [(piece, n, n / size) for piece, n in zip(_slices(tree, lengths, 0), lengths)]
 
 
-def cut_in_time(tree: Any, size: int, micro: int, what: str) -> list[Piece]:
-    """Pieces along the second dimension. A target without one belongs to the end of the sequence alone."""
+def cut_in_time(tree: Any, size: int, micro: int, what: str, length: int | None = None) -> list[Piece]:
+    """Pieces along the second dimension.
+
+    A target without one, or with one of another `length` than the input's, belongs to the end of the sequence alone.
+    """
     tensors = [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
-    whole = what == "target" and all(t.dim() < 2 for t in tensors)
+    whole = what == "target" and all(t.dim() < 2 or length not in (None, t.shape[1]) for t in tensors)
     if whole:
         return [*[(None, 0, 0.0)] * (micro - 1), (tree, size, 1.0)]
     if any(tensor.dim() < 2 for tensor in tensors):

@@ -148,7 +148,7 @@ class Local:
         if batch is None:
             return False
         self.inputs.put((batch.x, batch.size))
-        self.targets.put((batch.target, batch.size))
+        self.targets.put((batch.target, batch.size, batch.length))
         return True
 
     def outcome(self, stopped_at: Cut | None) -> Outcome:

@@ -37,10 +37,16 @@ class DualStage(Stage):
         self.tangents = self.options.tangents
         self._cuts_time = self.options.schedule.along == 1
         self._recurrent = recurrent_layers(self.module, in_pieces=self._cuts_time)
+        self.recurs_later = False  # whether later stages have recurrent layers
         self._states: list[list[Any]] = []  # of recurrent layers, for each tangent
         self._compiled: dict[Any, CompiledPass] = {}  # by what is trained
         self._compiles = self.tangents.compile and not self._recurrent
         self._directions = self._make_directions()
+
+    @property
+    def recurs(self) -> bool:
+        """Whether the stage has recurrent layers."""
+        return bool(self._recurrent)
 
     @abstractmethod
     def _make_directions(self) -> Directions:
@@ -223,15 +229,15 @@ class DualStage(Stage):
                 stack.enter_context(torch.no_grad())
                 yield
                 return
+            mover = None
+            if self.tangents.perturb == "activations":
+                mover = Mover(self._directions, waiting, (micro, p))
             if self._cuts_time:
                 if micro == 0 and p == 0:
                     self._states = [[None] * len(self._recurrent) for _ in range(self.tangents.tangents)]
                 for layer, state in zip(self._recurrent, self._states[p]):
-                    layer.go_on(state)
+                    layer.go_on(state, mover.recurs if mover else None)
             source = Source(self._directions, waiting, self._place(unit, p))
-            mover = None
-            if self.tangents.perturb == "activations":
-                mover = Mover(self._directions, waiting, (micro, p))
             try:
                 with torch.enable_grad(), DualMode(source, mover.rules if mover else {}):
                     yield
@@ -239,7 +245,7 @@ class DualStage(Stage):
                 reason = explained(error)
                 raise reason from (None if reason is error else error)
             if mover:
-                waiting.moves[micro, p] = mover.moves
+                waiting.moves[micro, p] = mover.moves(lasting=self._cuts_time and self.recurs_later)
             if self._cuts_time:
                 self._states[p] = [layer.state for layer in self._recurrent]
             if self._scrubs:

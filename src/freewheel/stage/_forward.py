@@ -131,8 +131,7 @@ class ForwardStage(DualStage):
 
     def _derived(self, found: list[Found]) -> Derivatives:
         self.losses.append((torch.stack([f.loss for f in found]).sum(0), sum(f.size for f in found)))
-        own_samples = self.tangents.perturb == "activations" and not self._cuts_time
-        if self.tangents.each == "micro" or own_samples:
+        if self.tangents.each == "micro" or self.tangents.perturb == "activations":
             return {f.micro: f.derivatives for f in found}
         return {0: torch.stack([f.derivatives for f in found]).sum(0)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,15 +37,16 @@ class Recurrent(nn.Module):
         self.layer, self.last = layer, last
         self.state: Any = None
         self._streams = self._called = False
+        self._after: Callable[[], None] | None = None
 
     def stream(self, on: bool) -> None:
         """Whether the state is kept from one call to the next; forgets it."""
         self._streams = on
         self.go_on(None)
 
-    def go_on(self, state: Any) -> None:
-        """The next call starts from this state; None is zero."""
-        self.state, self._called = state, False
+    def go_on(self, state: Any, after: Callable[[], None] | None = None) -> None:
+        """The next call starts from this state, None being zero, and calls `after` at its end."""
+        self.state, self._called, self._after = state, False, after
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs of all steps, or of the last."""
@@ -57,6 +59,8 @@ class Recurrent(nn.Module):
         out, state = self.layer(x, self.state)
         if self._streams:
             self.state, self._called = state, True
+        if self._after is not None:
+            self._after()
         return out[:, -1] if self.last else out
 
     def extra_repr(self) -> str:

@@ -31,6 +31,7 @@ class Move(NamedTuple):
     shape: torch.Size  # of the output
     use: int  # how many uses of the weight came before in the same pass
     conv: tuple[Any, ...] | None  # stride, padding, dilation and groups of a convolution
+    lasts: bool = False  # whether later pieces of a sequence feel it, through the state of a recurrent layer
 
 
 class Mover:
@@ -39,8 +40,17 @@ class Mover:
     def __init__(self, directions: Directions, waiting: Waiting, place: tuple[int, int]) -> None:
         self._directions, self._waiting, self._place = directions, waiting, place
         self._uses: dict[int, int] = {}
-        self.moves: list[Move] = []
+        self._moves: list[Move] = []
+        self._lasting = 0  # how many of them came before a recurrent layer
         self.rules: dict[Any, Callable[..., Any]] = {F.linear: self._linear, F.conv2d: self._conv2d}
+
+    def recurs(self) -> None:
+        """A layer has run that keeps a state for the next piece of a sequence."""
+        self._lasting = len(self._moves)
+
+    def moves(self, *, lasting: bool) -> list[Move]:
+        """What was moved; `lasting` tells that there are recurrent layers in later stages."""
+        return [move._replace(lasts=lasting or i < self._lasting) for i, move in enumerate(self._moves)]
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         if input.dim() < 2:
@@ -75,7 +85,7 @@ class Mover:
         use = self._uses.get(index, 0)
         self._uses[index] = use + 1
         move = Move(index, other, unpack_dual(x).primal, x._version, value.shape, use, conv)
-        self.moves.append(move)
+        self._moves.append(move)
         v = self._directions.draw_move(self._waiting, self._place, move).mul_(alpha).to(value.dtype)
         return make_dual(value, v if tangent is None else v.add_(tangent))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from freewheel.tangents._draw import Drawer
 from freewheel.tangents._scale import alphas
 
 # By micro-batch: a number for each tangent, or for each tangent and each sample. Where the micro-batches share their
-# tangents, the sum is at 0.
+# tangents, and these move weights alone, the sum is at 0.
 Derivatives = dict[int, Tensor]
 Place = tuple[int, int]  # micro-batch (0 where they share their tangents), number of the tangent
 
@@ -143,16 +144,21 @@ class Directions:
         return out
 
     def moved_gradients(self, waiting: Waiting, derivatives: Derivatives) -> dict[int, Tensor]:
-        """The gradients of layers whose outputs were moved, by parameter."""
+        """The gradients of layers whose outputs were moved, by parameter.
+
+        Of a sequence in pieces, a move that a recurrent layer remembers counts for the pieces from its own on, any
+        other for its own.
+        """
+        lasting = any(move.lasts for moves in waiting.moves.values() for move in moves)
+        later = _from_each_on(derivatives) if lasting else {}
         out: dict[int, Tensor] = {}
         for place, moves in waiting.moves.items():
             micro, p = place
-            d = derivatives.get(micro, derivatives.get(0))
             for move in moves:
                 alpha = self.alpha_of_move(waiting, move.weight, move.bias)
                 v = self.draw_move(waiting, place, move)
-                assert d is not None
-                found = gradients(move, v, d[p] / self.tangents.tangents, self.parameters[move.weight])
+                d = (later if move.lasts else derivatives)[micro][p]
+                found = gradients(move, v, d / self.tangents.tangents, self.parameters[move.weight])
                 for index, g in zip((move.weight, move.bias), found):
                     if index is not None and waiting.alphas[index]:
                         g = g.mul_(waiting.alphas[index] ** 2 / alpha).to(self.parameters[index].dtype)
@@ -164,6 +170,17 @@ def _together(derivatives: Derivatives) -> Tensor:
     """One number for each tangent: micro-batches and samples summed."""
     each = [d if d.dim() == 1 else d.sum(1) for d in derivatives.values()]
     return each[0] if len(each) == 1 else torch.stack(each).sum(0)
+
+
+def _from_each_on(derivatives: Derivatives) -> Derivatives:
+    """Of each piece, its own and all later ones together.
+
+    Example:
+        >>> _from_each_on({0: torch.tensor(1.0), 1: torch.tensor(2.0), 2: torch.tensor(4.0)})
+        {2: tensor(4.), 1: tensor(6.), 0: tensor(7.)}
+    """
+    order = sorted(derivatives, reverse=True)
+    return dict(zip(order, accumulate((derivatives[micro] for micro in order), torch.add)))
 
 
 class Source:

@@ -26,6 +26,7 @@ class Blueprint:
     optimizer: OptimizerFactory | None
     scheduler: SchedulerFactory | None
     names: tuple[str | None, ...]  # of the module's parameters, in the whole network
+    recurs_later: bool  # whether a later stage has recurrent layers
 
     def build(self) -> Stage:
         """The stage."""
@@ -36,6 +37,7 @@ class Blueprint:
         if isinstance(stage, ForwardStage):
             pairs = zip(self.module.parameters(), self.names)
             stage.name_parameters({id(p): name for p, name in pairs if name is not None})
+            stage.recurs_later = self.recurs_later
         return stage
 
     def check_travels(self) -> None:

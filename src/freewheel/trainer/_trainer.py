@@ -15,7 +15,7 @@ from freewheel.methods import method as find_method
 from freewheel.plan import Plan
 from freewheel.runtime import RUNTIMES, TRANSPORTS, Abroad, Transport, check_started
 from freewheel.split import Stages
-from freewheel.stage import ForwardStage, Loss, StageOptions, homes
+from freewheel.stage import ForwardStage, Loss, Recurrent, StageOptions, homes
 from freewheel.tangents import check_patterns
 from freewheel.trainer._blueprint import Blueprint, SchedulerFactory
 from freewheel.trainer._checks import (
@@ -136,6 +136,7 @@ class Trainer:
                 optimizer=factories[k],
                 scheduler=scheduler,
                 names=tuple(names.get(id(p)) for p in module.parameters()),
+                recurs_later=any(isinstance(part, Recurrent) for m in modules[k + 1 :] for part in m.modules()),
             )
             for k, (module, home) in enumerate(zip(modules, homes(modules)))
         ]
