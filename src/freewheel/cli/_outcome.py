@@ -74,7 +74,8 @@ class Outcome:
         speed = f"{self.images_per_second:,.0f} images/s"
         if self.one_core is not None and self.speedup is not None:
             plain = f"{self.one_core.images_per_second:,.0f}"
-            speed += f": {self.speedup:.2f} times plain PyTorch on one core ({plain} images/s)"
+            what = "backpropagation in plain PyTorch" if self.job.settings.forward else "plain PyTorch"
+            speed += f": {self.speedup:.2f} times {what} on one core ({plain} images/s)"
         yield speed
 
     def as_dict(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import typer
 import freewheel
 from freewheel._errors import whole_number
 from freewheel.cli._options import find_method, option_flag
-from freewheel.cli._output import check_file, say
+from freewheel.cli._output import check_file, plural, say
 from freewheel.methods import Method
 from freewheel.plan import Plan, save_picture
 from freewheel.tangents import Tangents
@@ -76,7 +76,7 @@ def facts(plan: Plan, tangents: Tangents | None = None) -> list[str]:
         no graphs; a batch that waits for its derivative keeps the seed of its tangents
         <BLANKLINE>
         stage  waiting batches  weight copies  queues to the next stage
-        0      2                1              2 activations, 2 derivatives
+        0      2                1              1 activation, 2 derivatives
         1      1                1              -
     """
     lines = [
@@ -84,8 +84,8 @@ def facts(plan: Plan, tangents: Tangents | None = None) -> list[str]:
         f"locks left  {', '.join(locks(plan)) or 'none'}",
     ]
     forward = plan.schedule.credit == "forward"
-    signals = "derivatives" if forward else "gradients"
-    queues = [*(f"{a} activations, {g} {signals}" for a, g in plan.schedule.lengths()), "-"]
+    signal = "derivative" if forward else "gradient"
+    queues = [*(f"{plural(a, 'activation')}, {plural(g, signal)}" for a, g in plan.schedule.lengths()), "-"]
     if forward:
         lines.append(f"no graphs; a batch that waits for its derivative keeps {_kept(tangents or Tangents())}")
         lines += ["", "stage  waiting batches  weight copies  queues to the next stage"]

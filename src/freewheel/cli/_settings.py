@@ -29,7 +29,8 @@ FORWARD_LR: dict[str, dict[str, float]] = {
     "weights": {"sgd": 1e-4, "adam": 3e-3, "adamw": 3e-3},
     "activations": {"sgd": 3e-4, "adam": 3e-4, "adamw": 3e-4},
 }
-SUITABLE = {"digits": "digits-cnn", "digits-rows": "rnn", "text": "rnn"}  # networks for data of other forms
+SEQUENCES = ("digits-rows", "text")
+SUITABLE = {"digits": "digits-cnn", **dict.fromkeys(SEQUENCES, "rnn")}  # networks for data of other forms
 SCHEDULES = ("cosine", "constant")
 
 
@@ -172,9 +173,10 @@ class Settings:
     @property
     def model_name(self) -> str:
         """The network: as asked for, or one that suits the images and the method."""
-        if self.forward and self.model is None:
+        data = self.data.lower()
+        if self.forward and self.model is None and data not in SEQUENCES:
             return "fcs-tanh"  # deep networks learn from forward gradients slowly, or not at all
-        return self.model or SUITABLE.get(self.data.lower(), "resnet-20")
+        return self.model or SUITABLE.get(data, "resnet-20")
 
     @property
     def optimizer_name(self) -> str:

@@ -10,14 +10,14 @@ from typing import Annotated
 import torch
 import typer
 
-from freewheel.cli._job import Job, prepare
+from freewheel.cli._job import prepare
 from freewheel.cli._one_core import OneCore
+from freewheel.cli._opening import opening
 from freewheel.cli._options import option_flag
 from freewheel.cli._outcome import Outcome
-from freewheel.cli._output import as_json, plural, say
-from freewheel.cli._plan import locks
+from freewheel.cli._output import as_json, say
 from freewheel.cli._settings import Settings
-from freewheel.cli._transfer import DEFAULTS, in_words
+from freewheel.cli._transfer import DEFAULTS
 
 INTERRUPTED = 130
 DATA, NETWORK, RUN, STEP, OUT = "Data", "Network and stages", "Method and runtime", "Optimizer", "Output"
@@ -54,7 +54,7 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Such as resnet-20; if not given, digits-cnn for digits, fcs-tanh for forward gradients.",
+            help="Such as resnet-20; if not given, one that suits the data and the method.",
             rich_help_panel=NETWORK,
         ),
     ] = None,
@@ -265,32 +265,6 @@ def _measure(one_core: OneCore | None, settings: Settings) -> None:
     if not settings.quiet:
         say("timing plain PyTorch on one core …", error=True)
     one_core.measure()
-
-
-def opening(job: Job) -> Iterator[str]:
-    """What will be trained."""
-    settings, data, plan = job.settings, job.data, job.trainer.plan
-    shape = "x".join(map(str, data.in_shape))
-    values = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in settings.optimizer_settings().items())
-    yield (
-        f"data     {data.name}: {len(data.train.images):,} images to train, {len(data.test.images):,} to test, "
-        f"{shape}, {data.classes} classes, batches of {data.train.batch_size}"
-    )
-    yield f"model    {settings.model_name}: {job.parameters:,} parameters"
-    if job.pretrained is not None:
-        yield f"weights  {job.pretrained}"
-    yield (
-        f"method   {job.trainer.method.name}: delays {' '.join(map(str, plan.delays))}, "
-        f"locks left {', '.join(locks(plan)) or 'none'}"
-    )
-    stages, threads = plural(len(job.stages), "stage"), plural(job.trainer.threads, "thread")
-    yield f"runtime  {job.trainer.runtime}: {stages}, {threads} each"
-    yield f"steps    {settings.optimizer_name}: {values}, {settings.schedule} schedule, seed {settings.seed}"
-    if job.transfer is not None:
-        yield f"transfer {in_words(job.transfer)}"
-    yield ""
-    yield str(job.stages.report)
-    yield ""
 
 
 def write(outcome: Outcome) -> Iterator[str]:
