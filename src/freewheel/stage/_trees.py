@@ -75,11 +75,14 @@ def versions(leaves: Sequence[Any]) -> list[int]:
 
 
 def memory(leaves: Sequence[Any]) -> set[int]:
-    """Where the memory of some tensors begins; two that share theirs have the same.
+    """Where the memory of some tensors begins; two that share theirs have the same. Sparse ones have no such place.
 
     Example:
         >>> x = torch.zeros(2, 3)
         >>> memory([x]) == memory([x[1:].t()]), memory([x]) == memory([x.clone()]), memory([None, torch.zeros(0)])
         (True, False, set())
+        >>> memory([torch.eye(2).to_sparse()])
+        set()
     """
-    return {t.untyped_storage().data_ptr() for t in leaves if isinstance(t, Tensor) and t.numel()}
+    dense = [t for t in leaves if isinstance(t, Tensor) and t.layout is torch.strided and t.numel()]
+    return {t.untyped_storage().data_ptr() for t in dense}
