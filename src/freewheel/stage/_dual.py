@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import make_dual, unpack_dual
+from torch.autograd.forward_ad import unpack_dual
 from torch.utils._pytree import tree_leaves
 
 from freewheel.stage._compiled import Apart, CompiledPass
@@ -19,7 +19,18 @@ from freewheel.stage._recurrent import recurrent_layers
 from freewheel.stage._stage import Stage, Tree, Unit
 from freewheel.stage._state import kept_buffers, scratch_buffers
 from freewheel.stage._trees import Shape, copies, flatten, memory, to_device, unflatten, versions
-from freewheel.tangents import Directions, DualMode, Mover, Place, Source, Waiting, enter_level, explained, leave_level
+from freewheel.tangents import (
+    Directions,
+    DualMode,
+    Mover,
+    Place,
+    Source,
+    Waiting,
+    dual,
+    enter_level,
+    explained,
+    leave_level,
+)
 
 
 class Dual(NamedTuple):
@@ -120,7 +131,7 @@ class DualStage(Stage):
         used = copies(leaves) if copied else leaves
         self._borrow(used)
         before = versions(used) if self._edits else []
-        duals = [t if o is None else make_dual(t, o) for t, o in zip(used, moved)]
+        duals = [t if o is None else dual(t, o) for t, o in zip(used, moved)]
         with self._pass(unit, p, waiting, still=still):
             result = self._call_apart(unit, unflatten(duals, shape), target)
         self._edits = self._edits and versions(used) != before
@@ -181,7 +192,7 @@ class DualStage(Stage):
         """
         leaves, shape = copies(x[0]), x[1]
         trial = replace(waiting, used=set())
-        duals = [t if o is None else make_dual(t, o) for t, o in zip(leaves, copies(moved))]
+        duals = [t if o is None else dual(t, o) for t, o in zip(leaves, copies(moved))]
         with scratch_buffers(self.module), self._pass(unit, 0, trial, still=False):
             self._call(unit, unflatten(duals, shape), target)
         self._edits = any(versions(leaves))

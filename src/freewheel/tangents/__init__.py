@@ -5,7 +5,7 @@ from freewheel.tangents._compiled import Given, compiled
 from freewheel.tangents._config import DISTRIBUTIONS, PERTURBS, Direction, Distribution, Perturb, Tangents
 from freewheel.tangents._directions import Derivatives, Directions, Place, Source, Waiting
 from freewheel.tangents._draw import Drawer
-from freewheel.tangents._level import enter_level, leave_level
+from freewheel.tangents._level import dual, enter_level, leave_level
 from freewheel.tangents._mode import DualMode, explained
 from freewheel.tangents._scale import Scale, check_patterns
 from freewheel.tangents._transfer import Transfer
@@ -30,6 +30,7 @@ __all__ = [
     "Waiting",
     "check_patterns",
     "compiled",
+    "dual",
     "enter_level",
     "explained",
     "leave_level",

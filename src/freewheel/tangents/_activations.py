@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.forward_ad import make_dual, unpack_dual
+from torch.autograd.forward_ad import unpack_dual
+
+from freewheel.tangents._level import dual
 
 if TYPE_CHECKING:
     from freewheel.tangents._directions import Directions, Waiting
@@ -81,13 +83,13 @@ class Mover:
         value, tangent = unpack_dual(layer(x, weight.detach(), plain, *(conv or ())))
         alpha = self._directions.alpha_of_move(self._waiting, index, other)
         if alpha == 0:
-            return value if tangent is None else make_dual(value, tangent)
+            return value if tangent is None else dual(value, tangent)
         use = self._uses.get(index, 0)
         self._uses[index] = use + 1
         move = Move(index, other, unpack_dual(x).primal, x._version, value.shape, use, conv)
         self._moves.append(move)
         v = self._directions.draw_move(self._waiting, self._place, move).mul_(alpha).to(value.dtype)
-        return make_dual(value, v if tangent is None else v.add_(tangent))
+        return dual(value, v if tangent is None else v.add_(tangent))
 
 
 def gradients(move: Move, v: Tensor, d: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

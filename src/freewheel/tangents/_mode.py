@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
-from torch.autograd.forward_ad import make_dual, unpack_dual
+from torch.autograd.forward_ad import unpack_dual
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from freewheel.tangents._compiled import Given
 from freewheel.tangents._directions import Source
+from freewheel.tangents._level import dual
 from freewheel.tangents._rules import RULES
 
 # What only looks at a tensor, or means its value alone, needs no tangent.
@@ -70,7 +71,7 @@ class DualMode(TorchFunctionMode):
             if index is None:
                 return value
             tangent = self._source.tangent(index)
-            return value.detach() if tangent is None else make_dual(value.detach(), tangent)
+            return value.detach() if tangent is None else dual(value.detach(), tangent)
         if type(value) in (list, tuple):
             return type(value)([self._lift(v) for v in value])
         return value

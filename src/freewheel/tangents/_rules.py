@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import _VF, Tensor
-from torch.autograd.forward_ad import make_dual, unpack_dual
+from torch.autograd.forward_ad import unpack_dual
 
 from freewheel.tangents._cells import gru, lstm, rnn
+from freewheel.tangents._level import dual
 
 # Below this many rows, a product of a large matrix is bound by reading it: once for values and tangents together.
 _FEW_ROWS, _LARGE = 16, 2**17
@@ -48,7 +49,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if dw is not None:
             dy = torch.addmm(dy, rows, dw.t())
     shape = (*x.shape[:-1], w.shape[0])
-    return make_dual(y.reshape(shape), dy.reshape(shape))
+    return dual(y.reshape(shape), dy.reshape(shape))
 
 
 def convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -64,7 +65,7 @@ def convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
             dy = function(dx, w, db, *args, **kwargs)
             if dw is not None:
                 dy = dy.add_(function(x, dw, None, *args, **kwargs))
-        return make_dual(function(x, w, b, *args, **kwargs), dy)
+        return dual(function(x, w, b, *args, **kwargs), dy)
 
     return run
 
@@ -100,7 +101,7 @@ def batch_norm(
         dy = dy.add_((shift if db is None else shift + db).view(view))
     elif db is not None:
         dy = dy + db.view(view)
-    return make_dual(y, dy)
+    return dual(y, dy)
 
 
 def attention(
