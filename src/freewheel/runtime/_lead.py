@@ -50,7 +50,7 @@ class Lead:
             return False
         self._announce_to_all(batch.number, batch.cut)
         self._inputs.put((batch.x, batch.size))
-        self._targets.put((batch.target, batch.size))
+        self._targets.put((batch.target, batch.size, batch.length))
         return True
 
     def attend(self, working: int, own: Interpreter | None = None) -> Outcome:
