@@ -30,7 +30,7 @@ class LostError(RuntimeError):
 
     def __init__(self, peer: str, what: str = "does not answer: it has ended, or cannot be reached") -> None:
         super().__init__(f"{peer} {what}")
-        self.peer = peer
+        self.peer, self.what = peer, what
 
 
 class RemoteError(Exception):
@@ -47,7 +47,7 @@ def told(error: BaseException) -> dict[str, Any]:
         kind = {"stage": error.stage, "action": str(error.action), "reason": error.reason}
         return {"kind": "stage", **kind, "traceback": lines}
     if isinstance(error, LostError):
-        return {"kind": "lost", "text": str(error), "traceback": lines}
+        return {"kind": "lost", "text": [error.peer, error.what], "traceback": lines}
     return {"kind": "other", "text": f"{type(error).__name__}: {error}", "traceback": lines}
 
 

@@ -85,7 +85,8 @@ def processes(run: Run) -> Outcome:
         wires = wires_of(run.schedule, range(count), count, prefetch=run.prefetch, depth=run.depth)
         senders, receivers = world.join(wires)
         lead = Lead(run, senders, receivers)
-        pulse = Pulse(store.clone(), count, world.titles, abroad.timeout, on_fault=lead.fail)
+        own = world.titles[count]
+        pulse = Pulse(store.clone(), count, world.titles, abroad.timeout, server=own, on_fault=lead.fail)
         pulse.start()
         outcome = lead.attend(working=count)
         load_states(run, outcome)
@@ -167,6 +168,7 @@ def _work_through(packed_order: bytes, rank: int, roles: Sequence[str], port: in
         rank,
         world.titles,
         order.timeout,
+        server=world.titles[caller],
         on_fault=lambda error: os._exit(LOST),
         stuck=stuck(interpreter, time.perf_counter),
     )

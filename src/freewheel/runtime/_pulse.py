@@ -1,7 +1,8 @@
 """Signs of life: every process of a run gives one now and then, and looks at the others'.
 
-The signs are numbers in the run's store that go on counting. One that stands still for `timeout` seconds is taken for a
-process that hangs or cannot be reached. The first error of any process is in the store too, so that all stop with it.
+The signs are numbers in the run's store that go on counting. One that stands still is taken for a process that hangs or
+cannot be reached, and so is a store that does not answer, all within `timeout` seconds. The first error of any process
+is in the store too, so that all stop with it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from freewheel.runtime._errors import LostError, heard, told
@@ -23,7 +25,8 @@ class Pulse:
         store: Where they are; used by this thread alone.
         rank: This process.
         titles: What each process is called in errors, by its rank.
-        timeout: Seconds without a sign after which a process is lost.
+        server: What the process that serves the store is called in errors.
+        timeout: Seconds within which a lost process is noticed.
         on_fault: Called once, with the error that ends the run.
         stuck: Tells what this process has been doing for longer than so many seconds, or None.
     """
@@ -35,12 +38,15 @@ class Pulse:
         titles: Mapping[int, str],
         timeout: float,
         *,
+        server: str,
         on_fault: Callable[[Exception], None],
         stuck: Callable[[float], str | None] = lambda seconds: None,
     ) -> None:
-        self._store, self._rank, self._titles, self._timeout = store, rank, titles, timeout
-        self._on_fault, self._stuck = on_fault, stuck
+        self._store, self._rank, self._titles, self._server = store, rank, titles, server
+        self._on_fault, self._stuck, self._timeout = on_fault, stuck, timeout
         self._interval = min(0.25, timeout / 8)
+        self._patience = 0.7 * timeout
+        store.set_timeout(timedelta(seconds=self._patience))
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._beat, name=f"freewheel-pulse-{rank}", daemon=True)
@@ -77,21 +83,30 @@ class Pulse:
         count = 0
         while not self._over.wait(self._interval):
             try:
-                error = self.fault() or self._silent(seen, others)
-                doing = self._stuck(self._timeout)
-                if doing is not None and error is None:
-                    error = LostError(self._titles[self._rank], f"hangs: {doing} for more than {self._timeout:g} s")
-                    self.report(error)
+                error = self.fault()
+                found = None if error is not None else self._silent(seen, others) or self._hanging()
+                if found is not None:
+                    self.report(found)
+                    error = found
                 count += 1
                 with self._lock:
                     self._store.set(f"sign/{self._rank}", str(count))
             except RuntimeError:
                 if self._over.is_set():
                     return
-                error = LostError("the process that began the run", "cannot be reached: its store does not answer")
+                error = LostError(
+                    self._server, f"cannot be reached: its store has not answered for {self._patience:g} s"
+                )
             if error is not None:
                 self._on_fault(error)
                 return
+
+    def _hanging(self) -> Exception | None:
+        """Whether this process's own stage is stuck."""
+        doing = self._stuck(self._timeout)
+        if doing is None:
+            return None
+        return LostError(self._titles[self._rank], f"hangs: {doing} for more than {self._timeout:g} s")
 
     def _silent(self, seen: dict[int, tuple[bytes, float]], others: list[int]) -> Exception | None:
         now = time.monotonic()
@@ -102,8 +117,8 @@ class Pulse:
             before, since = seen[rank]
             if sign != before or sign == b"done":
                 seen[rank] = (sign, now)
-            elif now - since > self._timeout:
-                return LostError(self._titles[rank], f"has given no sign of life for {self._timeout:g} s")
+            elif now - since > self._patience:
+                return LostError(self._titles[rank], f"has given no sign of life for {self._patience:g} s")
         return None
 
 
@@ -111,6 +126,6 @@ def told_by(report: dict[str, Any], titles: Mapping[int, str]) -> Exception:
     """The error that one process has told all others of."""
     title = titles[report["rank"]]
     if report["kind"] == "lost":
-        return LostError("", report["text"])
+        return LostError(*report["text"])
     where = title.partition(" (")[2]
     return heard(report, f" ({where}" if report["kind"] == "stage" else title)

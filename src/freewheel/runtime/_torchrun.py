@@ -127,6 +127,7 @@ class _Part:
             self.world.rank,
             self.world.titles,
             self.run.abroad.timeout,
+            server=f"{self.world.titles[CALLER]} or the agent of torchrun beside it",
             on_fault=self.fail,
             stuck=stuck(interpreter, time.perf_counter),
         )
