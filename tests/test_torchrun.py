@@ -26,7 +26,7 @@ def torchrun(*arguments: str, timeout: float = 200) -> subprocess.CompletedProce
     ("ranks", "transport", "rows"), [(2, "auto", []), (4, "auto", []), (2, "gloo", ["ddg", "fdg"])]
 )
 def test_torchrun_equals_simulate_bit_for_bit(ranks, transport, rows):
-    done = torchrun(f"--nproc-per-node={ranks}", str(HERE / "torchrun_rows.py"), transport, *rows)
+    done = torchrun(f"--nproc-per-node={ranks}", str(HERE / "torchrun_rows.py"), transport, "25", *rows)
     assert sorted(re.findall(r"rank \d(?: done|: .*)", done.stdout)) == [f"rank {r} done" for r in range(ranks)], (
         done.stdout[-3000:]
     )

@@ -106,6 +106,7 @@ class _Part:
         self.run, self.world, self.senders, self.receivers = run, world, senders, receivers
         self.stage = run.stages[world.rank]
         self.events: Events = queue.SimpleQueue()
+        self._told = False
 
     def interpreter(self, feed: Any, inputs: Any, targets: Any, on_part: Any) -> Interpreter:
         """The interpreter of this process's stage."""
@@ -138,19 +139,20 @@ class _Part:
             yield
             thread.join()
         except LostError as error:
-            raise self._cause(error, pulse) from None
+            raise error if self._told else self._cause(error, pulse) from None
         except BaseException as error:
             pulse.report(error)
             raise
         finally:
             pulse.stop()
             self.close()
-            thread.join(GRACE_SECONDS)
+            thread.join(0.5)  # at gloo it may be stuck for good
             if not thread.is_alive():
                 self.release()
 
     def fail(self, error: BaseException) -> None:
-        """Ends the run with an error."""
+        """Ends the run with an error that the pulse has noticed."""
+        self._told = True
         self.events.put(error)
         self.close()
 
@@ -168,10 +170,7 @@ class _Part:
         """The error that made a peer end, if one is told of in a moment; else that the peer is lost."""
         deadline = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < deadline:
-            try:
-                told = pulse.fault()
-            except RuntimeError:
-                return error
+            told = pulse.fault()
             if told is not None:
                 return told
             time.sleep(0.05)

@@ -41,8 +41,8 @@ class World:
         roles: What each process is, by its rank: `stage 0`, …, `caller`.
         transport: How messages travel: `shared` memory, `gloo`, or by itself the first where it can be.
         timeout: Seconds to wait for the others.
-        interface: The network interface of gloo's sockets; by default loopback where all are on one host, and the one
-            that the host's name belongs to otherwise.
+        interface: The network interface of gloo's sockets; by default that of GLOO_SOCKET_IFNAME, or loopback where all
+            are on one host, and the one that the host's name belongs to otherwise.
         alive: Called now and then while waiting for others; raises where that is in vain.
     """
 
@@ -129,8 +129,9 @@ class World:
     def _gloo(self) -> Any:
         options = dist.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
         options._timeout = timedelta(days=1)  # waiting is no error: a lost peer is noticed by its missing pulse
-        if self._interface is not None:
-            device = dist.ProcessGroupGloo.create_device(interface=self._interface)
+        interface = self._interface or os.environ.get("GLOO_SOCKET_IFNAME")
+        if interface:
+            device = dist.ProcessGroupGloo.create_device(interface=interface)
         elif len({place["host"] + place["place"] for place in self._places}) == 1:
             device = dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
         else:
