@@ -3,6 +3,7 @@
 from freewheel.plan._actions import DIRECTION, Action, Op
 from freewheel.plan._check import PlanError
 from freewheel.plan._clock import capacity, channel_of
+from freewheel.plan._cut import in_flight, rest
 from freewheel.plan._draw import parse
 from freewheel.plan._picture import save_picture
 from freewheel.plan._plan import Memory, Plan, Versions
@@ -26,7 +27,9 @@ __all__ = [
     "Weights",
     "capacity",
     "channel_of",
+    "in_flight",
     "parse",
+    "rest",
     "save_picture",
     "stream",
 ]

@@ -33,6 +33,16 @@ class Stored(NamedTuple):
     share: float
 
 
+class Kept(NamedTuple):
+    """What the graph of a late stage was made from and has saved: enough to make it again."""
+
+    inputs: Tree
+    target: Tree
+    share: float
+    buffers: list[Tensor]  # before the forward
+    saved: list[Any]  # by autograd, where the weights say so
+
+
 class ChainStage(Stage):
     """Forward, recompute, backward and update are its only verbs."""
 
@@ -44,6 +54,7 @@ class ChainStage(Stage):
     def _forget(self) -> None:
         self._stored: dict[Unit, Stored] = {}
         self._graphs: dict[Unit, Graph] = {}
+        self._kept: dict[Unit, Kept] = {}  # for checkpoints
         self._gradients: Gradients = []
         self._then: Sequence[Tensor] = ()
 
@@ -73,6 +84,8 @@ class ChainStage(Stage):
             self._stored[unit] = Stored(x, target, share)
             with torch.no_grad():
                 leaves, spec, _ = self._run(unit, x, target)
+        elif self.keeps and self.delay:
+            leaves, spec = self._keep(unit, x, target, share)
         else:
             leaves, spec = self._record(unit, x, target, share)
         if self.is_last:
@@ -125,6 +138,7 @@ class ChainStage(Stage):
     def backward(self, unit: Unit, gradients: Gradients | None) -> Gradients:
         """Takes the gradient from the next stage, keeps the weights' part, and returns the inputs' part."""
         graph = self._graphs.pop(unit, None)
+        self._kept.pop(unit, None)
         if graph is None:
             return ()
         if gradients is not None:
@@ -160,3 +174,36 @@ class ChainStage(Stage):
         gradients, then = self._gradients, self._then
         self._gradients, self._then = [], ()
         self._apply(gradients, then, norm)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def _keep(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
+        """A forward whose graph is kept, and with it what it takes to make the graph again."""
+        buffers = [buffer.clone() for buffer in self.module.buffers()]
+        self.weights.saved = []
+        result = self._record(unit, x, target, share)
+        self._kept[unit] = Kept(x, target, share, buffers, self.weights.saved)
+        self.weights.saved = None
+        return result
+
+    def pending(self) -> dict[str, Any]:
+        """Stored inputs; for each graph what it was made from; and the versions of the weights."""
+        return {
+            **super().pending(),
+            "stored": {unit: tuple(stored) for unit, stored in self._stored.items()},
+            "graphs": {unit: (graph.version, *self._kept[unit]) for unit, graph in self._graphs.items()},
+            "weights": self.weights.pending(),
+        }
+
+    def restore(self, pending: dict[str, Any]) -> None:
+        """Makes every graph again, on the weights and buffers of its forward, and with what autograd had saved."""
+        pending = to_device(pending, self.device)
+        super().restore(pending)
+        version, edits = self.version, self._edits
+        self._stored = {unit: Stored(*stored) for unit, stored in pending["stored"].items()}
+        self.weights.restore(pending["weights"])
+        for unit, (self.version, x, target, share, buffers, saved) in pending["graphs"].items():
+            with scratch_buffers(self.module, buffers), self.weights.handing_out(saved):
+                self._record(unit, x, target, share)
+            self._kept[unit] = Kept(x, target, share, buffers, saved)
+        self.version, self._edits = version, edits

@@ -40,7 +40,7 @@ class CompiledPass:
         edits: bool,
     ) -> None:
         self.used, self.edits = list(us), edits
-        self._form = _form(x[0], moved[0], target[0])
+        self.form = form_of(x[0], moved[0], target[0])  # the only one that it is made for
         self._moves = [o is not None for o in moved[0]]
         constants = [None if isinstance(t, Tensor) else t for t in (*x[0], *target[0])]
         present = [isinstance(t, Tensor) for t in (*x[0], *target[0])]
@@ -62,10 +62,6 @@ class CompiledPass:
         leaves, self._shape = flatten(out)
         self._leaves = [None if isinstance(t, Tensor) else t for t in leaves]
         self._found = [t is not None for t in found]
-
-    def fits(self, x: list[Any], moved: list[Tensor | None], target: list[Any]) -> bool:
-        """Whether it was made for such an input."""
-        return _form(x, moved, target) == self._form
 
     def __call__(
         self, x: list[Any], moved: list[list[Tensor | None]], target: list[Any], us: list[Tensor]
@@ -91,6 +87,7 @@ def _tensors(leaves: Sequence[Any]) -> list[Tensor]:
     return [t for t in leaves if isinstance(t, Tensor)]
 
 
-def _form(*lists: Sequence[Any]) -> list[Any]:
+def form_of(*lists: Sequence[Any]) -> list[Any]:
     """What a compiled pass depends on: the form of each tensor, and whatever else there is."""
-    return [(t.shape, t.stride(), t.dtype) if isinstance(t, Tensor) else t for tensors in lists for t in tensors]
+    leaves = [t for tensors in lists for t in tensors]
+    return [(tuple(t.shape), tuple(t.stride()), str(t.dtype)) if isinstance(t, Tensor) else t for t in leaves]

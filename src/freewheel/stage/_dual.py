@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 from torch.utils._pytree import tree_leaves
 
-from freewheel.stage._compiled import Apart, CompiledPass
+from freewheel.stage._compiled import Apart, CompiledPass, form_of
 from freewheel.stage._recurrent import recurrent_layers
 from freewheel.stage._stage import Stage, Tree, Unit
 from freewheel.stage._state import kept_buffers, scratch_buffers
@@ -51,6 +51,7 @@ class DualStage(Stage):
         self.recurs_later = False  # whether later stages have recurrent layers
         self._states: list[list[Any]] = []  # of recurrent layers, for each tangent
         self._compiled: dict[Any, CompiledPass] = {}  # by what is trained
+        self._forms: dict[Any, Any] = {}  # the same, of a run that goes on: the forms of input to compile for
         self._compiles = self.tangents.compile and not self._recurrent
         self._directions = self._make_directions()
 
@@ -70,6 +71,7 @@ class DualStage(Stage):
         self._directions = self._make_directions()
         self._shares = True  # whether the module passes on memory that it keeps, as its first forward shows
         self._borrowed: set[int] = set()  # memory of the input that was forwarded last
+        self._forms = {}
         self._scrubs = True  # whether the module puts tangents into its buffers, as its first forward shows
         for layer in self._recurrent:
             layer.stream(self._cuts_time)
@@ -81,6 +83,23 @@ class DualStage(Stage):
         self._states = []
         super().end()
         leave_level()
+
+    def pending(self) -> dict[str, Any]:
+        """What the passes so far have shown. States of recurrent layers are none of it: a new sequence begins."""
+        forms = {**self._forms, **{key: ready.form for key, ready in self._compiled.items()}}
+        return {
+            **super().pending(),
+            "repeated": sorted(self._directions.repeated),
+            "scrubs": self._scrubs,
+            "forms": list(forms.items()),
+        }
+
+    def restore(self, pending: dict[str, Any]) -> None:
+        """Takes it up again."""
+        super().restore(pending)
+        self._directions.repeated = set(pending["repeated"])
+        self._scrubs = pending["scrubs"]
+        self._forms = dict(pending["forms"])
 
     # -- passes -----------------------------------------------------------------------------------------------------
 
@@ -158,7 +177,8 @@ class DualStage(Stage):
         key = tuple(alpha > 0 for alpha in waiting.alphas), lossy
         given, target_shape = flatten(to_device(target, self.device))
         ready = self._compiled.get(key)
-        if ready is not None and not ready.fits(leaves, moved[0], given):
+        known = self._forms.get(key) if ready is None else ready.form
+        if known is not None and known != form_of(leaves, moved[0], given):
             return None
         used = self._probe(unit, waiting, x, moved[0], target) if ready is None else ready.used
         self._edits = self._edits if ready is None else ready.edits

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,31 @@ class ForwardStage(DualStage):
         self._found: dict[int, list[Found]] = {}
         self._learns: tuple[Waiting, Derivatives] | None = None
         self._gradients: Gradients = []
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def pending(self) -> dict[str, Any]:
+        """What each batch leaves behind until its derivative is known."""
+        return {
+            **super().pending(),
+            "waiting": {batch: waiting.packed() for batch, waiting in self._waiting.items()},
+            "found": {batch: [tuple(f) for f in found] for batch, found in self._found.items()},
+        }
+
+    def restore(self, pending: dict[str, Any]) -> None:
+        """Takes these up again."""
+        pending = to_device(pending, self.device)
+        super().restore(pending)
+        self._waiting = {batch: Waiting.unpacked(waiting) for batch, waiting in pending["waiting"].items()}
+        self._found = {batch: [Found(*f) for f in found] for batch, found in pending["found"].items()}
+
+    def packed(self, message: Tree) -> Tree:
+        """A dual number as a pair."""
+        return None if message is None else tuple(message)
+
+    def unpacked(self, message: Tree) -> Tree:
+        """A pair as a dual number."""
+        return None if message is None else Dual(*message)
 
     # -- forward ---------------------------------------------------------------------------------------------------
 

@@ -64,9 +64,10 @@ class Stage(ABC):
         ]
         self.hooks = [h for h in self.hooks if type(h) is not Hooks]
         self.weights: Weights = Live(self.module)
-        self._collects = False  # whether the weights hold the gradient of earlier batches
+        self.collects = False  # whether the weights hold the gradient of earlier batches
         self._draws = True  # whether the module draws random numbers, as its first forward of a run shows
         self._edits = True  # whether the module changes its input in place, likewise
+        self.keeps = False  # whether all that a checkpoint needs is held on to
 
     def begin(self, batches_before: int, epochs_before: int) -> None:
         """Starts a run with an empty pipeline, after so many batches and epochs in earlier ones."""
@@ -139,12 +140,12 @@ class Stage(ABC):
         with torch.no_grad():
             for hook in self.hooks:
                 gradients = hook.gradient(gradients, self.weights.live, then)
-            if self._collects:
+            if self.collects:
                 gradients = [add(weight.grad, g) for weight, g in zip(self.weights.live, gradients)]
             for weight, gradient in zip(self.weights.live, gradients):
                 weight.grad = gradient
-            self._collects = sum(hook.skips() for hook in self.hooks) > 0  # every one of them counts the batch
-            if not self._collects:
+            self.collects = sum(hook.skips() for hook in self.hooks) > 0  # every one of them counts the batch
+            if not self.collects:
                 self._clip(norm)
                 self._step()
                 self._stepped()
@@ -202,7 +203,24 @@ class Stage(ABC):
             hook.load(remembered)
         for weight, gradient in zip(self.weights.live, state["gradients"]):
             weight.grad = gradient
-        self._collects = any(gradient is not None for gradient in state["gradients"])
+        self.collects = any(gradient is not None for gradient in state["gradients"])
+
+    def pending(self) -> dict[str, Any]:
+        """What waits for its update, in plain containers, by reference: with `state`, all that the stage holds."""
+        return {"version": self.version, "epoch": self.epoch, "draws": self._draws, "edits": self._edits}
+
+    def restore(self, pending: dict[str, Any]) -> None:
+        """Takes such things up again; between `begin` and the first action of a run."""
+        self.version, self.epoch = pending["version"], pending["epoch"]
+        self._draws, self._edits = pending["draws"], pending["edits"]
+
+    def packed(self, message: Tree) -> Tree:
+        """What this stage passes on, in plain containers."""
+        return message
+
+    def unpacked(self, message: Tree) -> Tree:
+        """The same the other way round."""
+        return message
 
 
 def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -38,11 +38,15 @@ def scaled(optimizer: torch.optim.Optimizer, scale: float) -> Iterator[None]:
 
 
 @contextmanager
-def scratch_buffers(module: nn.Module) -> Iterator[None]:
-    """Inside, the module's buffers are copies, so that what it does to them is forgotten."""
+def scratch_buffers(module: nn.Module, values: Sequence[Tensor] = ()) -> Iterator[None]:
+    """Inside, the module's buffers are copies, so that what it does to them is forgotten.
+
+    They start from `values`, in the order of `module.buffers()`, where these are given.
+    """
     places = [(m._buffers, name, b) for m in module.modules() for name, b in m._buffers.items() if b is not None]
+    start = {id(b): value for b, value in zip(module.buffers(), values)}
     for buffers, name, buffer in places:
-        buffers[name] = buffer.clone()
+        buffers[name] = start.get(id(buffer), buffer).clone()
     try:
         yield
     finally:

@@ -10,12 +10,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 Tensors = Sequence[Tensor]
+OTHER_GRAPH = (
+    "a forward that is done again saves other tensors than the first time: under weights='current', a module whose "
+    "graph depends on its values cannot go on from a checkpoint with batches in flight"
+)
 
 
 class Weights(ABC):
@@ -23,6 +27,7 @@ class Weights(ABC):
 
     def __init__(self, module: nn.Module) -> None:
         self.live: list[nn.Parameter] = [p for p in module.parameters() if p.requires_grad]
+        self.saved: list[Any] | None = None  # gets what autograd saves, where the weights cannot tell later on
 
     @abstractmethod
     def forward(self, version: int) -> AbstractContextManager[Tensors]:
@@ -37,6 +42,17 @@ class Weights(ABC):
 
     def updated(self) -> None:  # noqa: B027
         """The live weights have a new version."""
+
+    def pending(self) -> dict[str, Any]:
+        """The versions that graphs still need, in plain containers, by reference."""
+        return {}
+
+    def restore(self, pending: dict[str, Any]) -> None:  # noqa: B027
+        """Holds such versions again; the graphs that need them are made after this."""
+
+    def handing_out(self, saved: Sequence[Any]) -> AbstractContextManager[object]:
+        """Inside, a forward is done again, and its graph gets what autograd saved the first time."""
+        return nullcontext()
 
     @property
     def copies(self) -> int:
@@ -103,6 +119,17 @@ class Stash(Weights):
         """The live weights and every stashed version."""
         return 1 + len(self._held)
 
+    def pending(self) -> dict[str, Any]:
+        """The copies, and the last step where it is extrapolated."""
+        held = {version: copy for version, (copy, _) in self._held.items()}
+        return {"held": held, "before": self._before, "now": self._now}
+
+    def restore(self, pending: dict[str, Any]) -> None:
+        """Holds the copies, for as many graphs as will be made with them."""
+        held = {v: [t.requires_grad_() for t in copy] for v, copy in pending["held"].items()}
+        self._held = {version: (copy, 0) for version, copy in held.items()}
+        self._before, self._now = list(pending["before"]), list(pending["now"])
+
     def _copy(self) -> list[Tensor]:
         if self._spare:
             copy = self._spare.pop()
@@ -134,6 +161,7 @@ class Current(Weights):
             span = range(start, start + p.numel())
             self._spans.setdefault(p.untyped_storage().data_ptr(), []).append((span, i))
         self._seen: Tensors = self.live
+        self._given: Iterator[Any] | None = None
 
     @contextmanager
     def forward(self, version: int) -> Iterator[Tensors]:
@@ -151,7 +179,26 @@ class Current(Weights):
         finally:
             self._seen = self.live
 
+    @contextmanager
+    def handing_out(self, saved: Sequence[Any]) -> Iterator[None]:
+        """Runs a forward whose values are not those of the first time, but are not used either."""
+        self._given = iter(saved)
+        try:
+            yield
+            if next(self._given, None) is not None:
+                raise ValueError(OTHER_GRAPH)
+        finally:
+            self._given = None
+
     def _pack(self, tensor: Tensor) -> Tensor | _Handle:
+        packed = self._handle(tensor)
+        if self._given is not None:
+            packed = _as_before(next(self._given, None), packed)
+        if self.saved is not None:
+            self.saved.append(packed if isinstance(packed, Tensor) else tuple(packed))
+        return packed
+
+    def _handle(self, tensor: Tensor) -> Tensor | _Handle:
         for span, index in self._spans.get(tensor.untyped_storage().data_ptr(), ()):
             if tensor.storage_offset() in span:
                 return _Handle(index, tensor.size(), tensor.stride(), int(tensor.storage_offset()) - span.start)
@@ -171,6 +218,16 @@ class _Handle(NamedTuple):
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
+
+
+def _as_before(given: Any, packed: Tensor | _Handle) -> Tensor | _Handle:
+    """What was packed in this place the first time, if it is of the same form."""
+    if isinstance(given, Tensor) and isinstance(packed, Tensor):
+        if (given.shape, given.dtype) == (packed.shape, packed.dtype):
+            return given
+    elif isinstance(given, tuple) and isinstance(packed, _Handle) and given == tuple(packed):
+        return packed
+    raise ValueError(OTHER_GRAPH)
 
 
 def _copy_all(targets: Tensors, sources: Tensors) -> None:

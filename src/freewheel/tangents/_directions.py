@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,22 @@ class Waiting:
     def frozen(self) -> bool:
         """Whether no parameter is moved."""
         return not any(self.alphas)
+
+    def packed(self) -> tuple[Any, ...]:
+        """The same in plain containers."""
+        moves = {place: [tuple(move) for move in each] for place, each in self.moves.items()}
+        return self.batch, self.alphas, sorted(self.used), self.kept, moves
+
+    @classmethod
+    def unpacked(cls, packed: tuple[Any, ...]) -> Waiting:
+        """The same the other way round."""
+        batch, alphas, used, kept, moves = packed
+
+        def again(move: Move) -> Move:
+            return move._replace(shape=torch.Size(move.shape), version=move.x._version)
+
+        each = {place: [again(Move(*move)) for move in m] for place, m in moves.items()}
+        return cls(batch, alphas, set(used), kept, each)
 
 
 class Directions:

@@ -1,0 +1,111 @@
+"""Cutting a plan in two: what is left to do, and what is on its way, once every stage has made N updates.
+
+Each stage stops right after its update N-1, by itself. Stage 0 here has then sent what stage 1 has not received:
+
+::
+
+    delays 2,0    cut after U1
+    stage 0  F0 a0> F1 a1> F2 a2> >g0 B0 U0 F3 a3> >g1 B1 U1 | F4 a4> >g2 …
+    stage 1  >a0 F0 B0 g0> U0 >a1 F1 B1 g1> U1               | >a2 F2 …          a2 and a3 are in flight
+
+The other way round, a stage may have received what its neighbour sends only after the cut (a turn, a clipping
+coefficient): in the second part of the plan that message is left out.
+
+All this follows from the plan alone. And since a stage treats every batch alike, a stream that begins with batch N-1
+has the same second part as one that begins with batch 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import count
+
+from freewheel.plan._actions import DIRECTION, Action, Op
+from freewheel.plan._schedule import Schedule
+from freewheel.plan._streams import stream
+
+Message = tuple[str, int, int | None]  # letter of the channel, batch, micro-batch
+
+
+def in_flight(schedule: Schedule, stage: int, batches: int, forwarded: int | None = None) -> list[Action]:
+    """The sends that a stage has made before the cut and that their receiver makes use of only after it.
+
+    Args:
+        schedule: The schedule.
+        stage: The stage that has sent them.
+        batches: N, the number of updates before the cut, 1 or more.
+        forwarded: How many batches there are, where the stage has forwarded them all; as many as it likes by default.
+
+    Example:
+        >>> [str(action) for action in in_flight(Schedule(delays=(2, 0)), 0, batches=2)]
+        ['a2>', 'a3>']
+    """
+    heard = _heard(schedule, stage, batches, forwarded)
+    sends = (action for action in _before(schedule, stage, batches, _from(batches, forwarded)) if action.op.is_send)
+    return [a for a in sends if _message(a) not in heard[stage + DIRECTION[a.op.channel]]]
+
+
+def rest(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]) -> Iterator[Action]:
+    """What a stage has left to do after its update N-1.
+
+    Args:
+        schedule: The schedule.
+        stage: The stage.
+        batches: N, 1 or more.
+        numbers: The numbers of the batches from N-1 on.
+
+    Example:
+        >>> schedule = Schedule(delays=(2, 0))
+        >>> " ".join(map(str, rest(schedule, 0, 2, range(1, 5))))
+        'F4@2 a4> >g2 B2@0 U2@2 >g3 B3@1 U3@3 >g4 B4@2 U4@4'
+    """
+    heard = _heard(schedule, stage, batches, None)
+    actions = _stream(schedule, stage, batches, numbers)
+    for action in actions:
+        if _ends(action, batches):
+            break
+    for action in actions:
+        if not action.op.is_send or _message(action) not in heard[stage + DIRECTION[action.op.channel]]:
+            yield action
+
+
+def _before(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]) -> Iterator[Action]:
+    """From batch N-1 on, what a stage does up to its update N-1."""
+    for action in _stream(schedule, stage, batches, numbers):
+        yield action
+        if _ends(action, batches):
+            return
+
+
+def _stream(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]) -> Iterator[Action]:
+    """The stream from batch N-1 on, with the versions of one that began with batch 0."""
+    delay = schedule.delays[stage]
+    lead = delay - (schedule.order == "backward" and delay > 0)  # updates that a forward does not see
+    late = schedule.credit == "chain" and delay > 0 and schedule.weights in ("stash", "predict")
+    for action in stream(schedule, stage, numbers):
+        if action.version is not None:
+            seen = action.op is Op.FORWARD or (late and action.op is Op.BACKWARD)
+            action = action._replace(version=max(0, action.batch - lead) if seen else action.batch)
+        yield action
+
+
+def _heard(schedule: Schedule, stage: int, batches: int, forwarded: int | None) -> dict[int, set[Message]]:
+    """For each neighbour of a stage, the messages from batch N-1 on that it has received before the cut."""
+    streams = {
+        k: _before(schedule, k, batches, _from(batches, forwarded))
+        for k in (stage - 1, stage + 1)
+        if 0 <= k < schedule.stages
+    }
+    return {k: {_message(action) for action in actions if action.op.is_receive} for k, actions in streams.items()}
+
+
+def _from(batches: int, end: int | None) -> Iterable[int]:
+    return count(batches - 1) if end is None else range(batches - 1, end)
+
+
+def _ends(action: Action, batches: int) -> bool:
+    return action.op is Op.UPDATE and action.batch == batches - 1
+
+
+def _message(action: Action) -> Message:
+    return action.op.channel, action.batch, action.micro
