@@ -82,6 +82,14 @@ class TensorLoader:
         self._next_epoch += 1
         return self._batches(epoch)
 
+    def state_dict(self) -> dict[str, int]:
+        """Which epoch comes next; checkpoints hold it."""
+        return {"epoch": self._next_epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Goes on with that epoch."""
+        self._next_epoch = whole_number("epoch", state["epoch"], least=0)
+
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of a given epoch, counted from 0; it does not move on what `iter` gives next.
 

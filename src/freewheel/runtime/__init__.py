@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from freewheel.runtime._errors import LostError, StageError
-from freewheel.runtime._feed import Feed
+from freewheel.runtime._feed import START, Feed, Start
+from freewheel.runtime._generators import recall, remember, seeded
 from freewheel.runtime._interpreter import NOT_FINITE, Part
 from freewheel.runtime._processes import processes
 from freewheel.runtime._run import Abroad, Cut, Outcome, Run
-from freewheel.runtime._seeded import seeded
 from freewheel.runtime._simulate import simulate
 from freewheel.runtime._straggler import is_slow
 from freewheel.runtime._threads import threads
@@ -24,6 +24,7 @@ RUNTIMES: dict[str, Callable[[Run], Outcome]] = {
 __all__ = [
     "NOT_FINITE",
     "RUNTIMES",
+    "START",
     "TRANSPORTS",
     "Abroad",
     "Cut",
@@ -33,10 +34,13 @@ __all__ = [
     "Part",
     "Run",
     "StageError",
+    "Start",
     "Transport",
     "check_started",
     "is_slow",
     "processes",
+    "recall",
+    "remember",
     "seeded",
     "simulate",
     "threads",

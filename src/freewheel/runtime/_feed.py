@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
@@ -10,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from freewheel.runtime._channels import ClosedError
+from freewheel.runtime._fingerprint import fingerprint
 
 
 class Batch(NamedTuple):
@@ -34,8 +37,8 @@ class Announced(Protocol):
         """Whether the run is being stopped."""
         ...
 
-    def numbers(self) -> Iterator[int]:
-        """The batch numbers, each as soon as it is announced."""
+    def numbers(self, number: int = 0) -> Iterator[int]:
+        """The batch numbers from this one on, each as soon as it is announced."""
         ...
 
     def is_cut(self, number: int) -> bool:
@@ -43,20 +46,55 @@ class Announced(Protocol):
         ...
 
 
+class Start(NamedTuple):
+    """Where a feed begins: with this batch, in this epoch, whose first batch has the number `first`.
+
+    `last` tells what the batch before looked like, where it is of the same epoch.
+    """
+
+    batch: int = 0
+    epoch: int = 0
+    first: int = 0
+    last: str = ""
+
+
+START = Start()
+LOOK_BACK = 4096  # more batches than are ever under way
+
+
 class Feed:
     """Numbers the batches of `epochs` passes over a loader and tells every stage which of them there are.
 
     A batch is announced only when it is known whether its epoch goes on, which takes a look at the one after it.
+
+    Args:
+        loader: The batches.
+        epochs: How many passes.
+        on_batch: Called for each batch that is given out.
+        start: Where to begin; its epoch is iterated from the beginning, and the batches before are dropped.
+        remember: Called at the beginning of each epoch; `place` gives back what it gave.
     """
 
-    def __init__(self, loader: Iterable[Any], epochs: int, *, on_batch: Callable[[], object] = lambda: None) -> None:
-        self._source = _batches(loader, epochs)
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        epochs: int,
+        *,
+        on_batch: Callable[[], object] = lambda: None,
+        start: Start = START,
+        remember: Callable[[], Any] | None = None,
+    ) -> None:
+        self._source = _batches(loader, epochs, start, self._begin)
         self._on_batch = on_batch
+        self._remember = remember
+        self._start = start
+        self._begun: list[tuple[Start, Any]] = []
+        self._looks: deque[tuple[int, str]] = deque(maxlen=LOOK_BACK)  # of the last batches given out
         self._changed = threading.Condition()
-        self._announced = 0
+        self._announced = start.batch
         self._over = False
         self._closed = False
-        self._cuts: set[int] = set()
+        self._cuts: set[int] = {start.batch - 1} if start.first == start.batch else set()
         self._pump: Callable[[], object] | None = None
         self.stopped = False
 
@@ -78,7 +116,30 @@ class Feed:
             self._changed.notify_all()
         if batch is not None:
             self._on_batch()
+            if self._remember is not None:
+                self._looks.append((batch.number, fingerprint(batch[1:3])))
         return batch
+
+    def _begin(self, epoch: int, first: int) -> None:
+        if self._remember is not None:
+            self._begun.append((Start(first, epoch, first), self._remember()))
+
+    def place(self, batches: int) -> tuple[Start, Any]:
+        """Where a feed must begin to go on after so many batches, and what was remembered there.
+
+        It is asked by the thread that pulls, and never for fewer batches than the time before.
+        """
+        assert self._remember is not None
+        self.forget(batches)
+        start, remembered = self._begun[0] if self._begun else (self._start, self._remember())
+        if self.is_cut(batches - 1) and start.first < batches:  # the next epoch has not begun: nothing has been drawn
+            return Start(batches, start.epoch + 1, batches), self._remember()
+        return start._replace(batch=batches, last=dict(self._looks).get(batches - 1, "")), remembered
+
+    def forget(self, batches: int) -> None:
+        """Nobody will ask for a place before so many batches."""
+        while len(self._begun) > 1 and self._begun[1][0].first <= batches:
+            del self._begun[0]
 
     def stop(self) -> None:
         """Gives out no further batch: the pipeline drains what it has."""
@@ -101,12 +162,11 @@ class Feed:
             self._closed = True
             self._changed.notify_all()
 
-    def numbers(self) -> Iterator[int]:
-        """The batch numbers, each as soon as it is announced.
+    def numbers(self, number: int = 0) -> Iterator[int]:
+        """The batch numbers from this one on, each as soon as it is announced.
 
         Where one is not, it waits for the thread that delivers batches, or delivers one itself if told how.
         """
-        number = 0
         while True:
             if self._pump is not None and self._announced <= number and not self._over:
                 self._pump()
@@ -129,15 +189,25 @@ class Feed:
         return number in self._cuts
 
 
-def _batches(loader: Iterable[Any], epochs: int) -> Iterator[Batch]:
-    number = 0
-    for epoch in range(epochs):
+def _batches(
+    loader: Iterable[Any], epochs: int, start: Start, on_epoch: Callable[[int, int], object]
+) -> Iterator[Batch]:
+    number = start.first
+    for epoch in range(start.epoch, epochs):
+        on_epoch(epoch, number)
         waiting: Batch | None = None
         for item in loader:
-            if waiting is not None:
+            if waiting is not None and waiting.number >= start.batch:
                 yield waiting
             waiting = _batch(number, item)
             number += 1
+            if number == start.batch and start.last not in ("", fingerprint(waiting[1:3])):
+                warnings.warn(
+                    f"loader gives another batch {number - 1} than before the checkpoint: it goes on, but not to the "
+                    "same bits; the data and their order must be the same, and drawn from torch's, Python's or NumPy's "
+                    "generators",
+                    stacklevel=2,
+                )
         if waiting is None:
             again = (
                 " a second time: give a loader that can be iterated once per epoch (a list, a DataLoader)"
@@ -145,6 +215,11 @@ def _batches(loader: Iterable[Any], epochs: int) -> Iterator[Batch]:
                 else ""
             )
             raise ValueError(f"loader gave no batches{again}" + ("" if epoch else ": it is empty"))
+        if waiting.number < start.batch:
+            raise ValueError(
+                f"loader gave {number - start.first} batches in epoch {epoch + 1}, which had more before batch "
+                f"{start.batch}, where it goes on: give the loader that the run began with"
+            )
         yield waiting._replace(cut=True)
 
 

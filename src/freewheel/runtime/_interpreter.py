@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freewheel.plan import Action, Op, stream
+from freewheel.checkpoint import Counts, Restart, Saved, Saver
+from freewheel.plan import Action, Op, in_flight, rest, stream
 from freewheel.runtime._channels import Channel, ClosedError, Receiver
 from freewheel.runtime._errors import StageError
 from freewheel.runtime._feed import Announced
@@ -29,7 +31,7 @@ NOT_FINITE = "lower the learning rate, clip gradients (clip=1.0), or look for br
 
 @dataclass
 class Part:
-    """What one stage gives to a cut: the network after a number of batches."""
+    """What one stage gives to a cut: the network after a number of batches; or where it has saved itself then."""
 
     stage: int
     batches: int
@@ -37,6 +39,13 @@ class Part:
     staleness: float  # mean number of updates between a forward and its own, since the cut before
     losses: list[tuple[Tensor, int]] = field(default_factory=list)
     state: dict[str, Any] | None = None
+    updates: int = 0  # since the cut before
+    saved: Saved | None = None
+
+    @property
+    def counts(self) -> Counts:
+        """What the stage has counted since the cut before."""
+        return Counts(self.busy, round(self.staleness * self.updates), self.updates, self.losses)
 
 
 class Interpreter:
@@ -50,6 +59,8 @@ class Interpreter:
         links: The channels to the neighbours, by the op that uses them.
         on_part: Gets this stage's part of every cut.
         states: Whether the parts hold a copy of the stage's state.
+        saver: Writes the stage's part of checkpoints.
+        restart: The checkpoint that the run goes on from.
     """
 
     def __init__(
@@ -62,8 +73,12 @@ class Interpreter:
         links: Mapping[Op, Any],
         on_part: Callable[[Part], None],
         states: bool,
+        saver: Saver | None = None,
+        restart: Restart | None = None,
     ) -> None:
         self.stage = stage
+        self._saver, self._restart = saver, restart
+        stage.keeps = saver is not None
         self._feed, self._inputs, self._targets, self._links = feed, inputs, targets, links
         self._on_part, self._states = on_part, states
         self._schedule = stage.options.schedule
@@ -71,6 +86,9 @@ class Interpreter:
         self._received: dict[Unit, Any] = {}  # activations, and at the first stage the batches
         self._expected: dict[Unit, tuple[Any, int, float]] = {}  # targets, sizes and shares of the batch
         self._activation: Any = None  # to send
+        self._again: deque[Any] = deque()  # activations that were in flight, to send once more
+        most = len(in_flight(self._schedule, stage.index, 1)) if saver else 0
+        self._sent: deque[tuple[Unit, Any]] = deque(maxlen=most)  # those that may be in flight, for checkpoints
         self._backed: Gradients = ()  # to send
         self._gradients: Gradients | None = None  # received
         self._norms = torch.zeros(0)  # of the gradients of all later stages
@@ -81,7 +99,7 @@ class Interpreter:
         self._verbs: dict[Op, Callable[[Unit], None]] = {
             Op.FORWARD: self._forward,
             Op.UPDATE: self._update,
-            Op.SEND_ACTIVATION: lambda unit: links[Op.SEND_ACTIVATION].put(self._handed_over()),
+            Op.SEND_ACTIVATION: lambda unit: links[Op.SEND_ACTIVATION].put(self._handed_over(unit)),
             Op.RECEIVE_ACTIVATION: lambda unit: self._received.update({unit: links[Op.RECEIVE_ACTIVATION].get()}),
             Op.SEND_TURN: lambda unit: links[Op.SEND_TURN].put(unit),
             Op.RECEIVE_TURN: lambda unit: links[Op.RECEIVE_TURN].get(),
@@ -128,7 +146,25 @@ class Interpreter:
 
     def actions(self) -> Iterator[Action]:
         """The stage's stream, for as many batches as the feed announces."""
+        if self._restart is not None:
+            return self._go_on(self._restart)
         return stream(self._schedule, self.stage.index, self._feed.numbers())
+
+    def _go_on(self, restart: Restart) -> Iterator[Action]:
+        """The rest of a stream that a checkpoint has cut, with everything in flight put back first."""
+        stage, schedule = self.stage, self._schedule
+        part = restart.read(stage.index)
+        self._busy, self._gaps, self._updates, losses = part.counts
+        stage.losses = list(losses)
+        if part.pending is None:
+            stage.epoch = restart.epoch
+            yield from stream(schedule, stage.index, self._feed.numbers(restart.batches))
+            return
+        stage.restore(part.pending)
+        self._seen = part.seen
+        self._again.extend(stage.unpacked(message) for _, message in part.sent)
+        yield from (Action(Op.SEND_ACTIVATION, batch, None, micro) for (batch, micro), _ in part.sent)
+        yield from rest(schedule, stage.index, restart.batches, self._feed.numbers(restart.batches - 1))
 
     def ready(self, action: Action) -> bool:
         """Whether `execute` would not have to wait."""
@@ -162,8 +198,16 @@ class Interpreter:
             self._straggler.hold_up(action.batch, started)
         self.doing = None
         self._busy += time.perf_counter() - started
-        if op is Op.UPDATE and self._feed.is_cut(action.batch):
-            self._on_part(self.part(action.batch + 1))
+        if op is Op.UPDATE:
+            self._after(action.batch)
+
+    def _after(self, batch: int) -> None:
+        """Gives this stage's part where a cut is due, and where a checkpoint is."""
+        ends = self._feed.is_cut(batch)
+        if ends:
+            self._on_part(self.part(batch + 1))
+        if self._saver is not None and self._saver.due(batch + 1, epoch_ends=ends):
+            self._on_part(self._save(self._saver, batch + 1))
 
     def _fetch(self, batch: int) -> None:
         """Takes a batch from the feed, in micro-batches: its input at the first stage, its target at the last."""
@@ -194,10 +238,11 @@ class Interpreter:
         if loss is not None and loss.device.type == "cpu" and not math.isfinite(loss.item()):
             raise FloatingPointError(f"the loss is {loss.item()}: {NOT_FINITE}")
 
-    def _handed_over(self) -> Any:
+    def _handed_over(self, unit: Unit) -> Any:
         """The activation to send, which from here on is the next stage's alone."""
-        activation, self._activation = self._activation, None
-        return compact(activation)
+        activation, self._activation = self._again.popleft() if self._again else compact(self._activation), None
+        self._sent.append((unit, activation))  # holds none unless there are checkpoints
+        return activation
 
     def _update(self, unit: Unit) -> None:
         self._gaps += self.stage.version - self._seen.pop(unit[0])
@@ -220,7 +265,21 @@ class Interpreter:
         """This stage's part of the cut after a number of batches; what it counts starts anew."""
         stage = self.stage
         copy = stage.state() if self._states or state else None
-        part = Part(stage.index, batches, self._busy, self._gaps / max(1, self._updates), stage.losses, copy)
+        mean = self._gaps / max(1, self._updates)
+        part = Part(stage.index, batches, self._busy, mean, stage.losses, copy, self._updates)
         stage.losses = []
         self._busy, self._gaps, self._updates = 0.0, 0, 0
         return part
+
+    def _save(self, saver: Saver, batches: int) -> Part:
+        """Writes all that this stage is and holds after its update number `batches` - 1; nobody waits for it."""
+        stage = self.stage
+        assert not {**self._received, **self._expected}, "a batch is forwarded in part"
+        flying = in_flight(self._schedule, stage.index, batches, batches + len(self._seen))
+        assert all(action.op is Op.SEND_ACTIVATION for action in flying), "only activations are ever in flight"
+        units = {(action.batch, action.micro or 0) for action in flying}
+        sent = [(unit, stage.packed(message)) for unit, message in self._sent if unit in units]
+        assert len(sent) == len(units), "an activation in flight was not held on to"
+        counts = Counts(self._busy, self._gaps, self._updates, stage.losses)
+        saved = saver.write(stage, batches, counts=counts, seen=self._seen, sent=sent)
+        return Part(stage.index, batches, 0.0, 0.0, saved=saved)

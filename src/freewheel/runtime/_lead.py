@@ -49,8 +49,7 @@ class Lead:
             self._announce_to_all(-1, False)
             return False
         self._announce_to_all(batch.number, batch.cut)
-        self._inputs.put((batch.x, batch.size))
-        self._targets.put((batch.target, batch.size, batch.length))
+        self._run.hand_out(batch, self._inputs, self._targets)
         return True
 
     def attend(self, working: int, own: Interpreter | None = None) -> Outcome:

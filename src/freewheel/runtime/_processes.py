@@ -31,13 +31,14 @@ from typing import Any
 import torch
 
 from freewheel._malloc import keep_freed_memory
+from freewheel.checkpoint import Restart, Saver
 from freewheel.runtime._channels import ClosedError
 from freewheel.runtime._errors import LostError
+from freewheel.runtime._generators import seeded
 from freewheel.runtime._interpreter import Interpreter
 from freewheel.runtime._lead import Lead, load_states, stuck
 from freewheel.runtime._pulse import Pulse
 from freewheel.runtime._run import Outcome, Run
-from freewheel.runtime._seeded import seeded
 from freewheel.runtime._wiring import RemoteFeed, close_all, links_of, packed, wires_of
 from freewheel.runtime._world import Transport, World, fresh_store, joined_store
 from freewheel.stage import Stage
@@ -57,6 +58,9 @@ class Order:
     states: bool
     batches_before: int
     epochs_before: int
+    saver: Saver | None
+    restart: Restart | None
+    at_cut: bool  # whether an epoch begins with the first batch
     prefetch: int
     depth: int
     transport: Transport
@@ -110,6 +114,9 @@ def _packed_order(run: Run, k: int) -> bytes:
         states=run.states,
         batches_before=run.batches_before,
         epochs_before=run.epochs_before,
+        saver=run.saver,
+        restart=run.restart,
+        at_cut=run.feed.is_cut(run.feed.announced - 1),
         prefetch=run.prefetch,
         depth=run.depth,
         transport=run.abroad.transport,  # pyright: ignore[reportArgumentType]
@@ -154,14 +161,17 @@ def _work_through(packed_order: bytes, rank: int, roles: Sequence[str], port: in
     world = World(store, rank, roles, transport=order.transport, timeout=order.timeout)
     wires = wires_of(schedule, range(caller), caller, prefetch=order.prefetch, depth=order.depth)
     senders, receivers = world.join(wires)
+    start = order.restart.batches if order.restart else 0
     interpreter = Interpreter(
         stage,
-        RemoteFeed(receivers[f"announce {rank}"]),
+        RemoteFeed(receivers[f"announce {rank}"], start, at_cut=order.at_cut),
         inputs=receivers.get("input"),
         targets=receivers.get("target"),
         links=links_of(schedule, rank, {**senders, **receivers}),
         on_part=lambda part: senders[f"part {rank}"].put(packed(part)),
         states=order.states,
+        saver=order.saver,
+        restart=order.restart,
     )
     pulse = Pulse(
         store.clone(),

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from freewheel.checkpoint import Restart, Saver
 from freewheel.plan import DIRECTION, Op, capacity, channel_of
-from freewheel.runtime._channels import Channel
-from freewheel.runtime._feed import Feed
+from freewheel.runtime._channels import Channel, Sender
+from freewheel.runtime._feed import Batch, Feed
 from freewheel.runtime._interpreter import Interpreter, Part
 from freewheel.stage import Stage
 
@@ -23,6 +24,11 @@ class Cut:
     batches: int
     parts: tuple[Part, ...]
     time: float
+
+    @property
+    def saved(self) -> bool:
+        """Whether this is a checkpoint that every stage has written its part of."""
+        return self.parts[0].saved is not None
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,8 @@ class Run:
         seed: Of the process-wide generators, where a stage has a process of its own.
         batches_before: Batches trained in earlier runs.
         epochs_before: Epochs trained in earlier runs.
+        saver: Writes the stages' parts of checkpoints; `on_cut` is called with these cuts too.
+        restart: The checkpoint that the run goes on from.
         abroad: For runtimes of several processes.
     """
 
@@ -82,6 +90,8 @@ class Run:
     seed: int = 0
     batches_before: int = 0
     epochs_before: int = 0
+    saver: Saver | None = None
+    restart: Restart | None = None
     abroad: Abroad = field(default_factory=Abroad)
 
     def __post_init__(self) -> None:
@@ -89,19 +99,28 @@ class Run:
         # A target waits for its batch to come through, and the pipeline holds no more batches than this.
         lengths = sum(a for a, _ in self.schedule.lengths())
         self.depth = self.prefetch + 1 + lengths + self.schedule.stages + self.schedule.delays[0]
-        self._parts: dict[int, list[Part]] = {}
+        self._held = self.restart.fetched if self.restart else (0, 0)  # batches that the first and the last stage have
+        self._parts: dict[tuple[int, bool], list[Part]] = {}
         self._lock = threading.Lock()
         self.complete: Callable[[Cut], None] = lambda cut: None  # set by the runtime
 
     def collect(self, part: Part) -> None:
         """Takes a stage's part of a cut; the last one completes it."""
         with self._lock:
-            parts = self._parts.setdefault(part.batches, [])
+            key = part.batches, part.saved is not None
+            parts = self._parts.setdefault(key, [])
             parts.append(part)
             if len(parts) < self.schedule.stages:
                 return
-            del self._parts[part.batches]
+            del self._parts[key]
         self.complete(cut_of(parts))
+
+    def hand_out(self, batch: Batch, inputs: Sender, targets: Sender) -> None:
+        """Takes a batch to the first and the last stage, unless they have had it before a checkpoint."""
+        if batch.number >= self._held[0]:
+            inputs.put((batch.x, batch.size))
+        if batch.number >= self._held[1]:
+            targets.put((batch.target, batch.size, batch.length))
 
     @contextmanager
     def begun(self) -> Iterator[None]:
@@ -138,6 +157,8 @@ class Local:
                 links=links(channels, stage.index),
                 on_part=run.collect,
                 states=run.states,
+                saver=run.saver,
+                restart=run.restart,
             )
             for stage in run.stages
         ]
@@ -147,8 +168,7 @@ class Local:
         batch = self.run.feed.pull()
         if batch is None:
             return False
-        self.inputs.put((batch.x, batch.size))
-        self.targets.put((batch.target, batch.size, batch.length))
+        self.run.hand_out(batch, self.inputs, self.targets)
         return True
 
     def outcome(self, stopped_at: Cut | None) -> Outcome:

@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from functools import cache
 from itertools import count
@@ -62,7 +63,10 @@ def torchrun(run: Run) -> Outcome:
     prefix = f"freewheel/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_runs)}"
     store = prefixed(prefix, _store(run.abroad.timeout))
     if rank == CALLER:
+        store.set("files", run.saver.token if run.saver else "")
         store.set("token", secrets.token_hex(8))
+    elif run.saver is not None:  # all write into the folder that rank 0 completes
+        run.saver = replace(run.saver, token=store.get("files").decode())
     roles = [f"stage {k}" for k in range(stages)]
     abroad = run.abroad
     world = World(
@@ -118,6 +122,8 @@ class _Part:
             links=links_of(self.run.schedule, self.stage.index, {**self.senders, **self.receivers}),
             on_part=on_part,
             states=self.run.states,
+            saver=self.run.saver,
+            restart=self.run.restart,
         )
 
     @contextmanager
@@ -217,9 +223,9 @@ class _Follower(_Part):
 
     def play(self) -> Outcome:
         """Runs the stage, and takes over the outcome."""
-        name, receivers = self.stage.index, self.receivers
+        name, receivers, feed = self.stage.index, self.receivers, self.run.feed
         interpreter = self.interpreter(
-            RemoteFeed(receivers[f"announce {name}"]),
+            RemoteFeed(receivers[f"announce {name}"], feed.announced, at_cut=feed.is_cut(feed.announced - 1)),
             receivers.get("input"),
             receivers.get("target"),
             lambda part: self.senders[f"part {name}"].put(packed(part)),

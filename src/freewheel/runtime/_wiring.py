@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freewheel.checkpoint import File, Saved
 from freewheel.plan import DIRECTION, Op, Schedule, capacity, channel_of
 from freewheel.runtime._channels import ClosedError, Receiver, Sender
 from freewheel.runtime._interpreter import Part
@@ -66,13 +67,15 @@ def links_of(schedule: Schedule, stage: int, ends: Mapping[str, Any]) -> dict[Op
 class RemoteFeed:
     """What a stage learns of the batches from the caller."""
 
-    def __init__(self, wire: Receiver) -> None:
-        self._wire = wire
-        self._cuts: set[int] = set()
+    def __init__(self, wire: Receiver, start: int = 0, *, at_cut: bool = False) -> None:
+        """`start` is the first number that is announced; `at_cut` tells whether an epoch begins with it."""
+        self._wire, self._start = wire, start
+        self._cuts: set[int] = {start - 1} if at_cut else set()
         self.closed = False
 
-    def numbers(self) -> Iterator[int]:
-        """The batch numbers, each as soon as it is announced."""
+    def numbers(self, number: int = 0) -> Iterator[int]:
+        """The batch numbers from this one on, each as soon as it is announced."""
+        yield from range(number, self._start)
         while True:
             number, cut = self._wire.get().tolist()
             if self.closed:
@@ -98,13 +101,17 @@ def packed(part: Part, *, last: bool = False) -> dict[str, Any]:
     losses = torch.stack([loss for loss, _ in part.losses]).cpu() if part.losses else None
     sizes = torch.tensor([size for _, size in part.losses])
     numbers = {"stage": part.stage, "batches": part.batches, "busy": part.busy, "staleness": part.staleness}
-    return {**numbers, "losses": losses, "sizes": sizes, "state": part.state, "last": last}
+    saved = None if part.saved is None else [*part.saved.file, part.saved.fetched]
+    kept = {"state": part.state, "updates": part.updates, "saved": saved}
+    return {**numbers, "losses": losses, "sizes": sizes, **kept, "last": last}
 
 
 def unpacked(tree: dict[str, Any]) -> Part:
     """The part that travelled so."""
     losses = [] if tree["losses"] is None else list(zip(tree["losses"].unbind(), tree["sizes"].tolist()))
-    return Part(tree["stage"], tree["batches"], tree["busy"], tree["staleness"], losses, tree["state"])
+    saved = None if tree["saved"] is None else Saved(File(*tree["saved"][:3]), tree["saved"][3])
+    numbers = tree["stage"], tree["batches"], tree["busy"], tree["staleness"]
+    return Part(*numbers, losses, tree["state"], tree["updates"], saved)
 
 
 def close_all(senders: Mapping[str, Sender], receivers: Mapping[str, Receiver]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from freewheel._errors import whole_number
 from freewheel.plan import Schedule
 from freewheel.stage import Accumulate, Correction
 
@@ -153,3 +154,20 @@ def check_slow(name: str, slow: object, stages: int) -> dict[int, tuple[float, f
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def check_fit(loader: object, epochs: object, callbacks: Sequence[object], *, unfinished: int | None) -> None:
+    """A number of passes, something to iterate, functions; and the same number where a fit goes on."""
+    whole_number("epochs", epochs, least=1)
+    if not isinstance(loader, Iterable):
+        raise TypeError(
+            f"loader is a {type(loader).__name__}: give something that can be iterated, of (input, target) pairs"
+        )
+    for callback in callbacks:
+        if not callable(callback):
+            raise TypeError(f"callbacks holds {callback!r}: give functions of an EpochEnd")
+    if unfinished not in (None, epochs):
+        raise ValueError(
+            f"epochs={epochs}: this trainer was resumed in the middle of a fit of {unfinished}; give "
+            f"epochs={unfinished} to go on with it"
+        )

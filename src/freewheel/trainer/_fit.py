@@ -11,17 +11,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from freewheel._malloc import keep_freed_memory
 from freewheel._seeds import seed_of
-from freewheel.runtime import NOT_FINITE, Abroad, Cut, Feed, Outcome, Run, seeded
+from freewheel.runtime import NOT_FINITE, START, Abroad, Cut, Feed, Outcome, Run, recall, remember, seeded
 from freewheel.stage import Stage, load_tensors
 from freewheel.trainer._evaluate import Metric, evaluate
 from freewheel.trainer._history import Epoch, History, mean_loss
 from freewheel.trainer._progress import Progress
+from freewheel.trainer._saving import Resumed, Saving
 
 
 class Chain(nn.Module):
@@ -68,22 +70,35 @@ def fit(
     progress: bool | None,
     batches_before: int,
     epochs_before: int,
+    saving: Saving | None = None,
+    resumed: Resumed | None = None,
 ) -> History:
     """Trains the stages; see `Trainer.fit`."""
     modules = [stage.module for stage in stages]
     options = stages[0].options
     watched = validate is not None or bool(callbacks)
     shadows = copy.deepcopy(modules) if watched else []
-    bar = Progress(loader, epochs, enabled=progress)
-    feed = Feed(loader, epochs, on_batch=bar.advance)
-    history = History()
-    marks = [time.perf_counter()]  # the start, and the time of each cut
+    start = resumed.start if resumed else START
+    bar = Progress(loader, epochs, done=start.batch, enabled=progress)
+    remembers = partial(remember, loader) if saving else None
+    feed = Feed(loader, epochs, on_batch=bar.advance, start=start, remember=remembers)
+    history = resumed.history if resumed else History()
+    marks = [time.perf_counter() - (resumed.seconds if resumed else 0.0)]  # the start, and the time of each cut
 
     def on_cut(cut: Cut) -> bool:
+        if saving and cut.saved:
+            saving.complete(cut, feed, history, since=marks[-1])
+            return False
+        # Scoring must not draw from the generators of the feed: when it happens is a matter of timing.
+        with seeded(seed_of(options.seed, batches_before, cut.batches)):
+            return reached(cut)
+
+    def reached(cut: Cut) -> bool:
         record = _record(cut, history, since=marks[-1])
         if not math.isfinite(record.loss):  # on a CPU the batch itself is refused; elsewhere looking would hold it up
             raise FloatingPointError(f"the mean loss of epoch {record.epoch + 1} is {record.loss}: {NOT_FINITE}")
         marks.append(cut.time)
+        feed.forget(cut.batches)
         for shadow, part in zip(shadows, cut.parts):
             assert part.state is not None
             load_tensors(shadow, part.state["module"])
@@ -106,16 +121,32 @@ def fit(
         seed=seed,
         batches_before=batches_before,
         epochs_before=epochs_before,
+        saver=saving.saver if saving else None,
+        restart=resumed.restart if resumed else None,
         abroad=replace(abroad, tell=lambda outcome: _finished(history, outcome, feed, marks[-1]).as_dict()),
     )
-    with bar, _train_mode(modules), seeded(seed), _interruptible(feed):
-        outcome = runtime(run)
+    try:
+        with bar, _train_mode(modules), seeded(seed), _interruptible(feed):
+            if resumed:
+                recall(loader, resumed.generators)
+            outcome = runtime(run)
+    finally:
+        if saving:
+            saving.close()
+    if outcome.told is not None:
+        return History.from_dict(outcome.told)
     if outcome.stopped_at is not None:
         for stage, part in zip(stages, outcome.stopped_at.parts):
             assert part.state is not None
             stage.load(part.state)
-    if outcome.told is not None:
-        return History.from_dict(outcome.told)
+    history.stopped, history.interrupted = outcome.stopped_at is not None, feed.stopped
+    if saving:
+        assert outcome.rest is not None
+        counts = [part.counts for part in outcome.rest.parts]
+        if outcome.stopped_at is not None or not feed.stopped:
+            saving.end(history.batches, counts, history)
+        else:
+            saving.end(feed.announced, counts, history, place=feed.place(feed.announced), since=marks[-1])
     return _finished(history, outcome, feed, marks[-1])
 
 

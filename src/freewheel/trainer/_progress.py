@@ -16,16 +16,17 @@ class Progress:
     Args:
         loader: What is iterated; its length, where it has one, gives the total.
         epochs: How many times.
+        done: Batches that went in before.
         enabled: Whether to show anything; by default where standard error is a terminal.
     """
 
-    def __init__(self, loader: Iterable[Any], epochs: int, *, enabled: bool | None) -> None:
+    def __init__(self, loader: Iterable[Any], epochs: int, *, done: int = 0, enabled: bool | None) -> None:
         self._enabled = sys.stderr.isatty() if enabled is None else enabled
         try:
             self._total: int | None = len(loader) * epochs  # pyright: ignore[reportArgumentType]
         except TypeError:
             self._total = None
-        self._count, self._text = 0, f"epoch 1/{epochs}"
+        self._count, self._text = done, f"epoch 1/{epochs}"
         self._epochs = epochs
         self._bar: Any = None
 
@@ -45,7 +46,7 @@ class Progress:
                 console=Console(stderr=True),
             )
             self._bar.start()
-            self._task = self._bar.add_task(self._text, total=self._total)
+            self._task = self._bar.add_task(self._text, total=self._total, completed=self._count)
         return self
 
     def __exit__(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 
 from freewheel._cores import intra_op_threads, share
 from freewheel._errors import unknown, whole_number
+from freewheel.checkpoint import full_names
 from freewheel.methods import Method
 from freewheel.methods import method as find_method
 from freewheel.plan import Plan
@@ -23,12 +26,15 @@ from freewheel.trainer._checks import (
     check_autocast,
     check_clip,
     check_factories,
+    check_fit,
     check_slow,
     check_stages,
 )
 from freewheel.trainer._evaluate import Metric, accuracy, evaluate
 from freewheel.trainer._fit import Callback, Chain, fit
 from freewheel.trainer._history import History, Score
+from freewheel.trainer._resume import look_up, take_up
+from freewheel.trainer._saving import Every, Resumed, Saving, check_folder, check_saving
 
 
 class Trainer:
@@ -155,6 +161,65 @@ class Trainer:
         self._check_scale(range(1))
         self._batches = self._epochs = 0
         self._running = False
+        self._resumed: Resumed | None = None
+        self._run = uuid.uuid4().hex  # tells its checkpoints from those of others
+
+    @classmethod
+    def resume(cls, path: str | Path, stages: Sequence[nn.Module], **arguments: Any) -> Trainer:
+        """A trainer that goes on from a checkpoint: see docs/checkpoints.md.
+
+        Where the checkpoint was saved in the middle of a fit, the next `fit`, with the same loader and the same number
+        of epochs, goes on with that one, to the same bits as if nothing had happened. Batches in flight can only be
+        taken up by a trainer with the same arguments (the runtime aside); with none in flight, the number of stages,
+        the method, the seed and so on may change.
+
+        Args:
+            path: A folder that `save_to` or `save` has named, of which the last good checkpoint is taken; or one
+                checkpoint in it.
+            stages: The network; what its weights are does not matter.
+            arguments: Those of `Trainer`.
+        """
+        found = look_up(path)
+        trainer = cls(stages, **arguments)
+        manifest = found.manifest
+        trainer._resumed = take_up(found, trainer._stages, trainer._names, trainer.threads)
+        trainer._run, trainer._batches, trainer._epochs = manifest.run, manifest.batches_before, manifest.epochs_before
+        if trainer._resumed is None:
+            trainer._batches += manifest.batches
+            trainer._epochs += len(manifest.history["epochs"]) if manifest.history else 0
+        return trainer
+
+    @property
+    def unfinished(self) -> int | None:
+        """The epochs of the fit in whose middle this trainer was resumed; the next `fit` goes on with that one."""
+        return None if self._resumed is None else self._resumed.epochs
+
+    @property
+    def _names(self) -> list[dict[str, str]]:
+        return full_names(self._model, self.stages)
+
+    def save(self, path: str | Path) -> None:
+        """Saves the trainer, as it is between two calls of `fit`, as a checkpoint in this folder; see `resume`."""
+        if self._running:
+            raise RuntimeError("save while fit is running: give fit save_to and save_every, which save as it goes on")
+        if self._resumed is not None:
+            raise RuntimeError(
+                "save of a trainer that was resumed in the middle of a fit: call fit first, to go on with it"
+            )
+        self._saving(check_folder("path", path), "epoch").idle()
+
+    def _saving(self, folder: Path, every: Every, epochs: int = 0) -> Saving:
+        return Saving(
+            folder,
+            every,
+            self._stages,
+            self._names,
+            plan=self.plan,
+            threads=self.threads,
+            run=self._run,
+            before=(self._batches, self._epochs),
+            epochs=epochs,
+        )
 
     def _check_scale(self, epochs: range) -> None:
         """Refuses name patterns that fit nothing in these epochs, before any of them begins."""
@@ -194,6 +259,8 @@ class Trainer:
         validate: Iterable[Any] | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool | None = None,
+        save_to: str | Path | None = None,
+        save_every: Every | None = None,
     ) -> History:
         """Trains for a number of passes over the loader, and returns what happened.
 
@@ -208,18 +275,16 @@ class Trainer:
             validate: A loader to score the network on after every epoch.
             callbacks: Functions of an `EpochEnd`.
             progress: Whether to show a progress bar; by default where standard error is a terminal.
+            save_to: A folder for checkpoints, of which the last two are kept; one is saved at the end, too.
+            save_every: After how many batches one is saved; `epoch`, the default, for the end of each. The pipeline
+                does not drain for it, and no stage waits for another.
         """
-        whole_number("epochs", epochs, least=1)
-        if not isinstance(loader, Iterable):
-            raise TypeError(
-                f"loader is a {type(loader).__name__}: give something that can be iterated, of (input, target) pairs"
-            )
-        for callback in callbacks:
-            if not callable(callback):
-                raise TypeError(f"callbacks holds {callback!r}: give functions of an EpochEnd")
+        check_fit(loader, epochs, callbacks, unfinished=self.unfinished)
         if self._running:
             raise RuntimeError("fit is already running on this trainer: wait for it, or make another trainer")
         self._check_scale(range(self._epochs, self._epochs + epochs))
+        where = check_saving(save_to, save_every)
+        resumed, self._resumed = self._resumed, None
         self._running = True
         try:
             history = fit(
@@ -235,6 +300,8 @@ class Trainer:
                 progress=progress,
                 batches_before=self._batches,
                 epochs_before=self._epochs,
+                saving=self._saving(*where, epochs) if where else None,
+                resumed=resumed,
             )
         finally:
             self._running = False
