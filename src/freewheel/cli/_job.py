@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -50,15 +51,17 @@ def prepare(settings: Settings) -> Job:
     example = example.to(settings.devices[0])
     stages = freewheel.split(
         model.to(settings.devices[0]),
-        None if settings.at else settings.stage_count,
+        None if settings.at or settings.balance else settings.stage_count,
         example=example,
         by=settings.balanced_by,
         at=settings.at or None,
+        balance=settings.balance,
         threads=settings.stage_threads,
     )
     for stage, device in zip(stages, settings.devices):
         stage.to(device)
-    trainer = freewheel.Trainer(
+    make = freewheel.Trainer if settings.resume is None else partial(freewheel.Trainer.resume, settings.resume)
+    trainer = make(
         stages,
         method=method,
         loss=F.cross_entropy,

@@ -34,9 +34,13 @@ def opening(job: Job) -> Iterator[str]:
         yield f"tangents {tangents_in_words(job.trainer.method.pipeline(len(job.stages)).tangents)}"
     if job.transfer is not None:
         yield f"transfer {in_words(job.transfer)}"
+    if settings.resume is not None:
+        left = "goes on" if job.trainer.unfinished else "is complete: there is nothing left to train"
+        yield f"resume   {settings.resume}: the run {left}"
     yield ""
-    yield str(job.stages.report)
-    yield ""
+    if settings.balance is None:  # else the cut was not made here, and its costs are not known
+        yield str(job.stages.report)
+        yield ""
 
 
 def tangents_in_words(tangents: Tangents) -> str:

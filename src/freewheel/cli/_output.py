@@ -66,14 +66,15 @@ def check_file(option: str, path: Path | None) -> None:
 
 def as_json(value: Any) -> str:
     """The value as JSON, with null for what JSON has no number for."""
-    return json.dumps(_plain(value), indent=2, ensure_ascii=False)
+    return json.dumps(plain_data(value), indent=2, ensure_ascii=False)
 
 
-def _plain(value: Any) -> Any:
+def plain_data(value: Any) -> Any:
+    """The value in what JSON has."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain_data(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain_data(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value

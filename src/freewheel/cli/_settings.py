@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -71,10 +71,14 @@ class Settings:
     clip: float | None
     bf16: bool
     seed: int
+    save_to: Path | None
+    save_every: str | None
+    resume: Path | None
     compare: bool
     json: Path | None
     save: Path | None
     quiet: bool
+    balance: list[int] | None = None  # of a run that goes on: how it was cut
 
     def __post_init__(self) -> None:
         whole_number("--epochs", self.epochs, least=1)
@@ -113,8 +117,24 @@ class Settings:
         )
         self.devices  # noqa: B018
         check_slow("--slow", self.stragglers, self.stage_count)
+        if self.save_every is not None and self.save_to is None:
+            raise ValueError(
+                f"--save-every {self.save_every} without --save-to: name the folder of the checkpoints too"
+            )
+        if self.save_to is not None and self.save_to.exists() and not self.save_to.is_dir():
+            raise NotADirectoryError(f"--save-to {self.save_to}: that is a file, give a folder")
+        _ = self.interval
         check_file("--json", self.json)
         check_file("--save", self.save)
+
+    @property
+    def interval(self) -> int | Literal["epoch"] | None:
+        """After how many batches checkpoints are saved."""
+        if self.save_every is None or self.save_every == "epoch":
+            return self.save_every
+        if not self.save_every.isdecimal() or int(self.save_every) < 1:
+            raise ValueError(f"--save-every {self.save_every}: give a number of batches, 1 or more, or epoch")
+        return int(self.save_every)
 
     @property
     def stage_count(self) -> int:

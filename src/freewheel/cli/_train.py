@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
-from freewheel.cli._job import prepare
-from freewheel.cli._one_core import OneCore
-from freewheel.cli._opening import opening
 from freewheel.cli._options import option_flag
-from freewheel.cli._outcome import Outcome
-from freewheel.cli._output import as_json, say
+from freewheel.cli._output import say
+from freewheel.cli._resume import settings_of_run
+from freewheel.cli._run import run, write
 from freewheel.cli._settings import Settings
 from freewheel.cli._transfer import DEFAULTS
 
 INTERRUPTED = 130
 DATA, NETWORK, RUN, STEP, OUT = "Data", "Network and stages", "Method and runtime", "Optimizer", "Output"
-TRANSFER = "Transfer, by forward gradients"
+TRANSFER, CHECKPOINTS = "Transfer, by forward gradients", "Checkpoints"
 
 
 def train(
+    ctx: typer.Context,
     data: Annotated[
         str,
         typer.Option(
@@ -202,6 +199,26 @@ def train(
     seed: Annotated[
         int, typer.Option(metavar="N", help="Of the weights and the order of images.", rich_help_panel=STEP)
     ] = 0,
+    save_to: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Save the running pipeline there, again and again.", rich_help_panel=CHECKPOINTS
+        ),
+    ] = None,
+    save_every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N", help="After so many batches; after each epoch if not given.", rich_help_panel=CHECKPOINTS
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Go on from the last checkpoint there, to the same bits; takes no other settings.",
+            rich_help_panel=CHECKPOINTS,
+        ),
+    ] = None,
     compare: Annotated[
         bool,
         typer.Option(
@@ -223,7 +240,13 @@ def train(
     ] = False,
 ) -> None:
     """Train a network in stages; with no options, on digits, in seconds."""
-    settings = Settings(**locals())
+    given = {name: value for name, value in locals().items() if name != "ctx"}
+    if resume is None:
+        settings = Settings(**given)
+    else:
+        sources = {name: ctx.get_parameter_source(name) for name in given}
+        typed = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+        settings = settings_of_run(resume, given, typed)
     outcome = run(settings)
     if not quiet:
         outcome.show_epochs()
@@ -231,48 +254,3 @@ def train(
         say(line)
     if outcome.history.interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def run(settings: Settings) -> Outcome:
-    """Trains, with the yardstick before and after."""
-    job = prepare(settings)
-    if not settings.quiet:
-        for line in opening(job):
-            say(line)
-    one_core = OneCore(job) if settings.compare else None
-    _measure(one_core, settings)
-    history = job.trainer.fit(
-        job.data.train,
-        settings.epochs,
-        validate=job.data.test,
-        progress=False if settings.quiet else None,
-    )
-    if not history.interrupted:
-        _measure(one_core, settings)
-    last = history.epochs[-1] if history.epochs else None
-    score = last.validation if last is not None and last.complete else None
-    return Outcome(
-        job=job,
-        history=history,
-        score=score or job.trainer.evaluate(job.data.test),
-        one_core=one_core,
-    )
-
-
-def _measure(one_core: OneCore | None, settings: Settings) -> None:
-    if one_core is None:
-        return
-    if not settings.quiet:
-        say("timing plain PyTorch on one core …", error=True)
-    one_core.measure()
-
-
-def write(outcome: Outcome) -> Iterator[str]:
-    """Writes the files that were asked for, and says so."""
-    settings = outcome.job.settings
-    if settings.json is not None:
-        settings.json.write_text(as_json(outcome.as_dict()) + "\n", encoding="utf-8")
-        yield f"wrote {settings.json}"
-    if settings.save is not None:
-        torch.save(outcome.job.trainer.model().state_dict(), settings.save)
-        yield f"wrote {settings.save}"
