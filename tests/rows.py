@@ -85,10 +85,10 @@ def batches(count: int = 25, seed: int = 1, size: int = 9, small: int = 6) -> li
     return [(torch.randn(n, 6, generator=g), torch.randint(3, (n,), generator=g)) for n in sizes]
 
 
-def trainer(stages, method, **options) -> fw.Trainer:
-    """A trainer with the tests' defaults."""
+def trainer(stages, method, make=fw.Trainer, **options) -> fw.Trainer:
+    """A trainer with the tests' defaults; `make` is what makes it."""
     defaults = {"loss": F.cross_entropy, "optimizer": OPTIMIZERS["sgd"], "runtime": "simulate", "seed": 3, "threads": 1}
-    return fw.Trainer(stages, method=method, **{**defaults, **options})
+    return make(stages, method=method, **{**defaults, **options})
 
 
 def tensors(*modules: nn.Module) -> list[Tensor]:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import freewheel as fw
+from checkpoints import goes_on
 from rows import batches, same_bits, tensors, trainer
 
 
@@ -55,3 +56,16 @@ def test_what_cannot_be_traced_is_said_in_one_line() -> None:
 def test_activations_cannot_be_compiled() -> None:
     with pytest.raises(ValueError, match="compile=True with perturb='activations'"):
         fw.AsyncFGD(compile=True, perturb="activations")
+
+
+def test_a_resumed_run_compiles_for_the_form_that_it_was_compiled_for(tmp_path) -> None:
+    """The batches that come first after the checkpoint are smaller; they run as they are."""
+
+    def sizes() -> list:
+        return [(x[:5], y[:5]) if n > 2 else (x, y) for n, (x, y) in enumerate(batches(6))]
+
+    def made(seed: int) -> list[nn.Module]:
+        torch.manual_seed(seed)
+        return [nn.Sequential(nn.Linear(6, 12), nn.Tanh()), nn.Linear(12, 3)]
+
+    goes_on(tmp_path, lambda: fw.AsyncFGD(compile=True, scale=0.1), made, data=sizes, every=8)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import freewheel as fw
-from rows import same_bits, tensors
+from rows import LOCAL, same_bits, tensors
 
 Stages = list[nn.Module]
 OPTIONS = {"plain": {}, "several": {"tangents": 3}, "kept": {"checkpoint": False}, "moved": {"perturb": "activations"}}
@@ -97,7 +97,7 @@ def made(count: int = 5) -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(4, 6, generator=g), torch.randint(3, (4,), generator=g)) for _ in range(count)]
 
 
-@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+@pytest.mark.parametrize("runtime", LOCAL)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("net", NETS)
 def test_editing_in_place_changes_nothing_else(net: str, options: str, runtime: str) -> None:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 import freewheel as fw
 from freewheel.cli import _one_core
 from freewheel.cli._app import app
-from rows import same_bits
+from rows import LOCAL, same_bits
 
 # ---- the schedule ----
 
@@ -93,7 +93,7 @@ def trained(epochs: int, runtime: str = "simulate", **options: Any) -> dict[str,
 
 
 @pytest.mark.parametrize("perturb", ["weights", "activations"])
-@pytest.mark.parametrize("runtime", fw.RUNTIMES)
+@pytest.mark.parametrize("runtime", LOCAL)
 def test_layers_thaw_in_their_epoch(runtime: str, perturb: str) -> None:
     start = {f"{k}.{name}": p for k, stage in enumerate(stages()) for name, p in stage.named_parameters()}
     for epochs, moving in ((2, {"1.fc"}), (3, {"1.fc", "0.body"})):
