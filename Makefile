@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := src tests examples
 
-.PHONY: demo test check format lint types bench clean
+.PHONY: demo test check format lint types soak bench clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -28,6 +28,9 @@ lint: .venv/ready
 
 types: .venv/ready
 	$(BIN)/pyright
+
+soak: .venv/ready
+	PYTHONPATH=tests $(BIN)/python tests/soak.py 50
 
 bench: .venv/ready
 	$(BIN)/freewheel bench speed

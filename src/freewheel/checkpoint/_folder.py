@@ -14,7 +14,7 @@ import re
 import shutil
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from freewheel.checkpoint._files import DamagedError, check_file, sync_folder, write_text
 from freewheel.checkpoint._manifest import NAME, Manifest
@@ -31,11 +31,22 @@ class Found(NamedTuple):
     manifest: Manifest
 
 
-def find(path: Path) -> Found:
+@overload
+def find(path: Path) -> Found: ...
+
+
+@overload
+def find(path: Path, *, run: str) -> Found | None: ...
+
+
+def find(path: Path, *, run: str | None = None) -> Found | None:
     """The checkpoint in this folder, or the last good one of those in it.
 
-    A newer one that is damaged is passed over with a warning.
+    A newer one that is damaged is passed over with a warning. With a `run`, only its own count; there may be none.
     """
+    if run is not None:
+        ours = (folder for _, folder in sorted(_numbered(path), reverse=True))
+        return next((found for found in map(_whole, ours) if found is not None and found.manifest.run == run), None)
     if not path.is_dir():
         raise FileNotFoundError(f"there is no checkpoint at {path}: it is not a folder")
     if _FINISHED.fullmatch(path.resolve().name) or (path / NAME).exists():
@@ -54,6 +65,15 @@ def find(path: Path) -> Found:
             warnings.warn(f"{reason}; going on from the one before, {folder.name}", stacklevel=3)
         return found
     raise DamagedError(f"no checkpoint in {path} is whole: {reasons[0]}")
+
+
+def _whole(folder: Path) -> Found | None:
+    """The checkpoint in this folder, None where it is damaged."""
+    try:
+        return Found(folder, _checked(folder))
+    except DamagedError as error:
+        warnings.warn(f"{error}; going on from the one before, if there is one", stacklevel=3)
+        return None
 
 
 def finished(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from freewheel.runtime._run import Abroad, Cut, Outcome, Run
 from freewheel.runtime._simulate import simulate
 from freewheel.runtime._straggler import is_slow
 from freewheel.runtime._threads import threads
-from freewheel.runtime._torchrun import check_started, torchrun
+from freewheel.runtime._torchrun import check_started, joined_job, torchrun
 from freewheel.runtime._world import TRANSPORTS, Transport
 
 RUNTIMES: dict[str, Callable[[Run], Outcome]] = {
@@ -38,6 +38,7 @@ __all__ = [
     "Transport",
     "check_started",
     "is_slow",
+    "joined_job",
     "processes",
     "recall",
     "remember",

@@ -24,6 +24,7 @@ from itertools import count
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
 from freewheel._cores import intra_op_threads
@@ -40,6 +41,7 @@ from freewheel.runtime._world import World, prefixed
 CALLER = 0
 GRACE_SECONDS = 2.0
 _runs = count()
+_jobs = count()
 
 
 def check_started(stages: int) -> None:
@@ -55,6 +57,19 @@ def check_started(stages: int) -> None:
             f"torchrun started {size} processes for {stages} stages: each stage needs one, so start {stages} "
             f"(--nproc-per-node {stages} on one host), or cut the model into {size}"
         )
+
+
+def joined_job(run: str) -> tuple[str, bool]:
+    """The name that all processes of the job have for a run, restarted ones too; and whether this is a restarted one.
+
+    The first process to ask decides. The store is that of torchrun's agent, which outlives its processes.
+    """
+    name = f"freewheel/job/{next(_jobs)}"
+    store = _store(300.0)
+    while isinstance(store, PrefixStore):  # torchrun gives every attempt a part of its own
+        store = store.underlying_store
+    joined = store.compare_set(name, "", run).decode()
+    return joined, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def torchrun(run: Run) -> Outcome:

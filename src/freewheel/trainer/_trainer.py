@@ -12,11 +12,11 @@ from torch import nn
 
 from freewheel._cores import intra_op_threads, share
 from freewheel._errors import unknown, whole_number
-from freewheel.checkpoint import full_names
+from freewheel.checkpoint import Found, find, full_names
 from freewheel.methods import Method
 from freewheel.methods import method as find_method
 from freewheel.plan import Plan
-from freewheel.runtime import RUNTIMES, TRANSPORTS, Abroad, Transport, check_started
+from freewheel.runtime import RUNTIMES, TRANSPORTS, Abroad, Transport, check_started, joined_job
 from freewheel.split import Stages
 from freewheel.stage import ForwardStage, Loss, Recurrent, StageOptions, homes
 from freewheel.tangents import check_patterns
@@ -162,6 +162,7 @@ class Trainer:
         self._batches = self._epochs = 0
         self._running = False
         self._resumed: Resumed | None = None
+        self.resumed_from: Path | None = None  # the checkpoint that it was last taken up from
         self._run = uuid.uuid4().hex  # tells its checkpoints from those of others
 
     @classmethod
@@ -181,13 +182,25 @@ class Trainer:
         """
         found = look_up(path)
         trainer = cls(stages, **arguments)
-        manifest = found.manifest
-        trainer._resumed = take_up(found, trainer._stages, trainer._names, trainer.threads)
-        trainer._run, trainer._batches, trainer._epochs = manifest.run, manifest.batches_before, manifest.epochs_before
-        if trainer._resumed is None:
-            trainer._batches += manifest.batches
-            trainer._epochs += len(manifest.history["epochs"]) if manifest.history else 0
+        trainer._take_up(found)
         return trainer
+
+    def _take_up(self, found: Found) -> None:
+        manifest, self.resumed_from = found.manifest, found.folder
+        self._resumed = take_up(found, self._stages, self._names, self.threads)
+        self._run, self._batches, self._epochs = manifest.run, manifest.batches_before, manifest.epochs_before
+        if self._resumed is None:
+            self._batches += manifest.batches
+            self._epochs += len(manifest.history["epochs"]) if manifest.history else 0
+
+    def _join_job(self, folder: Path) -> None:
+        """Under torchrun, all processes save one run; one that was started again goes on from its last checkpoint."""
+        if self._resumed is not None:
+            return
+        self._run, restarted = joined_job(self._run)
+        found = find(folder, run=self._run) if restarted else None
+        if found is not None and found.manifest.progress is not None:
+            self._take_up(found)
 
     @property
     def unfinished(self) -> int | None:
@@ -284,6 +297,8 @@ class Trainer:
             raise RuntimeError("fit is already running on this trainer: wait for it, or make another trainer")
         self._check_scale(range(self._epochs, self._epochs + epochs))
         where = check_saving(save_to, save_every)
+        if where is not None and self.runtime == "torchrun":
+            self._join_job(where[0])
         resumed, self._resumed = self._resumed, None
         self._running = True
         try:

@@ -1,0 +1,127 @@
+"""Kills at random moments: a run that loses a process goes on from its last checkpoint, to the same bits.
+
+`python tests/soak.py 50` makes so many trials and says how each went; a few are made in `test_soak.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from functools import partial
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+import freewheel as fw
+from checkpoints import everything, numbers, same
+from rows import OPTIMIZERS, ROWS, batches, network, trainer
+
+EPOCHS = 3
+
+
+class Trial(NamedTuple):
+    """What happened: which run, how often it was killed and taken up, and whether it ended as if nothing had."""
+
+    name: str
+    kills: int
+    resumed: int
+    equal: bool
+
+
+class Slowly:
+    """Batches, each after a moment, so that a kill finds the run in the middle."""
+
+    def __init__(self, data: list[tuple[Tensor, Tensor]], pause: float) -> None:
+        self._data, self._pause = data, pause
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __iter__(self):
+        for batch in self._data:
+            time.sleep(self._pause)
+            yield batch
+
+
+def trial(seed: int, kills: int = 1) -> Trial:
+    """A random method, number of stages, interval and moment; the run is killed so many times."""
+    draw = random.Random(seed)
+    row, k, every = draw.choice(ROWS), draw.choice([2, 3, 4]), draw.choice([1, 2, 3, 5, "epoch"])
+    options = {"optimizer": OPTIMIZERS[draw.choice(["sgd", "adam"])]}
+    name = f"{row} K={k}, saved every {every}"
+    plain = trainer(network(k), row.make(k), **options)
+    expected = plain.fit(batches(10), epochs=EPOCHS)
+    killed = resumed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        while True:
+            saved = any(Path(folder).glob("checkpoint-*"))
+            make = partial(fw.Trainer.resume, folder) if saved else fw.Trainer
+            resumed += saved
+            made = trainer(network(k, seed=9 if saved else 0), row.make(k), make=make, runtime="processes", **options)
+            stop = threading.Event()
+            wait = draw.uniform(0.05, 0.9) if killed < kills else None
+            killer = threading.Thread(target=kill_one, args=(draw.random(), wait, stop))
+            killer.start()
+            try:
+                history = made.fit(Slowly(batches(10), 0.02), epochs=EPOCHS, save_to=folder, save_every=every)
+                break
+            except (fw.LostError, ConnectionError):
+                killed += 1
+            finally:
+                stop.set()
+                killer.join()
+    equal = same(everything(made), everything(plain)) and numbers(history) == numbers(expected)
+    return Trial(name, killed, resumed, equal)
+
+
+def kill_one(which: float, wait: float | None, stop: threading.Event) -> None:
+    """Kills one of the workers after a while, unless the run is over by then."""
+    if wait is None:
+        return
+    while not workers():  # they must be there first
+        if stop.wait(0.005):
+            return
+    if not stop.wait(wait):
+        there = sorted(workers())
+        if there:
+            os.kill(there[int(which * len(there))], signal.SIGKILL)
+
+
+def workers() -> set[int]:
+    """The processes of stages that this one has started, through multiprocessing's server."""
+    server = forkserver._forkserver._forkserver_pid
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if server is not None and int(state[1]) == server and state[0] != "Z":
+            found.add(int(path.parent.name))
+    return found
+
+
+def main() -> None:
+    wanted, kills, wrong, seed = int(sys.argv[1]) if len(sys.argv) > 1 else 50, 0, 0, 0
+    began = time.monotonic()
+    while kills < wanted:
+        found = trial(seed)
+        seed += 1
+        kills += found.kills
+        wrong += not found.equal
+        word = "the same bits" if found.equal else "OTHER BITS"
+        how = f"killed {found.kills}, taken up {found.resumed}" if found.kills else "over before it was killed"
+        print(f"{kills:3}/{wanted}  {found.name}: {how}, {word}", flush=True)
+    print(f"{seed} runs, {kills} kills, {wrong} with other bits, {time.monotonic() - began:.0f} s")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
