@@ -27,8 +27,10 @@ EDGE = 4  # batches to fill and to drain a pipeline, outside of what is timed
 
 
 def freewheel(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
-    """Our own: the sequential runs, the asynchronous ones on threads, and what the sequential one is made of."""
-    runs = [("bp", "simulate"), (ASYNCHRONOUS[0], "simulate"), *((method, "threads") for method in ASYNCHRONOUS)]
+    """Our own: the sequential runs, the asynchronous ones, and what the sequential one is made of."""
+    first = ASYNCHRONOUS[0]
+    threads = [(method, "threads") for method in ASYNCHRONOUS]
+    runs = [("bp", "simulate"), (first, "simulate"), *threads, (first, "processes")]
     ours = {f"{m}, {runtime}": timed_trainer(stages_of(cut), m, runtime) for m, runtime in runs}
     return {BY_HAND: _by_hand(cut)} | ours
 

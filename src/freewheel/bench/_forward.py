@@ -30,8 +30,9 @@ RATIOS = {
 }
 # How many times faster two stages on two cores are than one.
 SPEED_UPS = {
-    "asyncfgd_eager": ("freewheel: fgd, eager", "freewheel: asyncfgd K=2, eager"),
-    "asyncfgd_compiled": ("freewheel: fgd, compiled", "freewheel: asyncfgd K=2, compiled"),
+    f"asyncfgd_{kind}_{runtime}": (f"freewheel: fgd, {kind}", f"freewheel: asyncfgd K=2, {kind}, {runtime}")
+    for kind in ("eager", "compiled")
+    for runtime in ("threads", "processes")
 }
 
 

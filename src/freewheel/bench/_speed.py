@@ -43,8 +43,9 @@ def speed(
         For each batch size its `rows` (one a contender: name, kind, median seconds a step, images/s, the seconds of
         each turn) and its `ratios`: how many times faster the best asynchronous run on threads is than our own
         sequential run (`sequential`), than plain PyTorch on all cores (`bp_all_cores`) and on its best number of them
-        (`bp_best`), and than the best of torch.distributed.pipelining (`torch_pipelining`). `bookkeeping` is the share
-        of a sequential step that goes into running a plan rather than into the network.
+        (`bp_best`), and than the best of torch.distributed.pipelining (`torch_pipelining`); `processes` compares the
+        same method on threads and in processes. `bookkeeping` is the share of a sequential step that goes into running
+        a plan rather than into the network.
     """
     with ExitStack() as stack:
         teams = [
@@ -112,12 +113,14 @@ def _ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
     def best(*names: str) -> float:
         return min(row["seconds"] for row in rows if row["name"].startswith(names))
 
+    first = contenders.ASYNCHRONOUS[0]
     ours = min(row["seconds"] for row in rows if row["name"].endswith(", threads"))
     return {
-        "sequential": best(f"freewheel: {contenders.ASYNCHRONOUS[0]}, simulate") / ours,
+        "sequential": best(f"freewheel: {first}, simulate") / ours,
         "bp_all_cores": best(f"PyTorch: {cores()} core") / ours,
         "bp_best": best("PyTorch: ") / ours,
         "torch_pipelining": best("torch pipelining: ") / ours,
+        "processes": best(f"freewheel: {first}, processes") / best(f"freewheel: {first}, threads"),
     }
 
 

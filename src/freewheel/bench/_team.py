@@ -39,7 +39,8 @@ class Team:
         self._lines: list[Connection] = []
         for rank in range(ranks):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, make, rank, port), daemon=True)
+            # Not a daemon: contenders may start processes of their own. It ends when its line is closed.
+            process = context.Process(target=_serve, args=(theirs, make, rank, port))
             process.start()
             self._processes.append(process)
             self._lines.append(ours)
@@ -60,6 +61,7 @@ class Team:
             process.join(2)
             if process.is_alive():  # still waiting for a rank that failed
                 process.kill()
+                process.join()
 
     def _ask(self, *command: Any) -> list[Any]:
         for line in self._lines:

@@ -20,6 +20,7 @@ AGAINST = {
     "bp_all_cores": "plain PyTorch on all cores",
     "bp_best": "plain PyTorch on its best number of cores",
     "torch_pipelining": "torch.distributed.pipelining at its best",
+    "processes": "in processes (the same method)",
 }
 
 

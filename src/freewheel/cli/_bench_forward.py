@@ -14,8 +14,11 @@ PARTS = {
     "compiled_over_bp_compiled": "A compiled step takes {:.2f} of the time of compiled backpropagation",
     "eager_over_func_jvp": "An eager step takes {:.2f} of the time of torch.func.jvp",
     "compiled_over_jax": "A compiled step takes {:.2f} of the time of JAX's jit(jvp)",
-    "asyncfgd_eager": "Two stages on two cores are {:.2f} times as fast as one, eager",
-    "asyncfgd_compiled": "Two stages on two cores are {:.2f} times as fast as one, compiled",
+    **{
+        f"asyncfgd_{kind}_{runtime}": f"Two stages on two cores are {{:.2f}} times as fast as one, {kind}, in {runtime}"
+        for kind in ("eager", "compiled")
+        for runtime in ("threads", "processes")
+    },
 }
 
 

@@ -186,7 +186,7 @@ class Settings:
     @property
     def balanced_by(self) -> str:
         """What the stages are balanced by: as asked for, or the time of the steps that the method takes."""
-        if self.split is not None or self.at:
+        if self.split is not None or self.at or self.balance:
             return self.split or "time"
         return "forward" if self.forward else "time"
 
