@@ -35,18 +35,22 @@ class Trial(NamedTuple):
     equal: bool
 
 
-class Slowly:
-    """Batches, each after a moment, so that a kill finds the run in the middle."""
+class Deadly:
+    """Batches, each after a moment; a moment after the given one, counted over all epochs, a worker is killed."""
 
-    def __init__(self, data: list[tuple[Tensor, Tensor]], pause: float) -> None:
-        self._data, self._pause = data, pause
+    def __init__(self, data: list[tuple[Tensor, Tensor]], at: int | None, draw: random.Random) -> None:
+        self._data, self._at, self._draw = data, at, draw
+        self._count = 0
 
     def __len__(self) -> int:
         return len(self._data)
 
     def __iter__(self):
         for batch in self._data:
-            time.sleep(self._pause)
+            time.sleep(0.02)
+            if self._count == self._at:
+                threading.Timer(self._draw.uniform(0, 0.03), kill_one, [self._draw.random()]).start()
+            self._count += 1
             yield batch
 
 
@@ -65,33 +69,21 @@ def trial(seed: int, kills: int = 1) -> Trial:
             make = partial(fw.Trainer.resume, folder) if saved else fw.Trainer
             resumed += saved
             made = trainer(network(k, seed=9 if saved else 0), row.make(k), make=make, runtime="processes", **options)
-            stop = threading.Event()
-            wait = draw.uniform(0.05, 0.9) if killed < kills else None
-            killer = threading.Thread(target=kill_one, args=(draw.random(), wait, stop))
-            killer.start()
+            loader = Deadly(batches(10), draw.randrange(10 * EPOCHS) if killed < kills else None, draw)
             try:
-                history = made.fit(Slowly(batches(10), 0.02), epochs=EPOCHS, save_to=folder, save_every=every)
+                history = made.fit(loader, epochs=EPOCHS, save_to=folder, save_every=every)
                 break
-            except (fw.LostError, ConnectionError):
+            except fw.LostError:
                 killed += 1
-            finally:
-                stop.set()
-                killer.join()
     equal = same(everything(made), everything(plain)) and numbers(history) == numbers(expected)
     return Trial(name, killed, resumed, equal)
 
 
-def kill_one(which: float, wait: float | None, stop: threading.Event) -> None:
-    """Kills one of the workers after a while, unless the run is over by then."""
-    if wait is None:
-        return
-    while not workers():  # they must be there first
-        if stop.wait(0.005):
-            return
-    if not stop.wait(wait):
-        there = sorted(workers())
-        if there:
-            os.kill(there[int(which * len(there))], signal.SIGKILL)
+def kill_one(which: float) -> None:
+    """Kills one of the workers, if they are still there."""
+    there = sorted(workers())
+    if there:
+        os.kill(there[int(which * len(there))], signal.SIGKILL)
 
 
 def workers() -> set[int]:
