@@ -12,6 +12,7 @@
 | `t3>` `>t3` | pass the turn: batch 3 has been forwarded by every later stage         |
 | `n3>` `>n3` | gradient norms of this stage and all later ones, going to stage 0      |
 | `c3>` `>c3` | the clipping coefficient made from them, going to the last stage       |
+| `r3>` `>r3` | this replica's share of update 3, going to the stage's other replicas / theirs |
 
 A micro-batch follows its batch after a dot: `F3.1@1`.
 """
@@ -42,6 +43,8 @@ class Op(Enum):
     RECEIVE_NORMS = ">n"
     SEND_CLIP = "c>"
     RECEIVE_CLIP = ">c"
+    SEND_SHARE = "r>"
+    RECEIVE_SHARES = ">r"
 
     # Enum members are compared by identity, so that looking an action up costs no hashing of strings.
     __hash__ = object.__hash__
@@ -63,12 +66,12 @@ class Op(Enum):
 
     @property
     def channel(self) -> str:
-        """The letter of the channel a message travels on: `a`, `g`, `d`, `t`, `n` or `c`."""
+        """The letter of the channel a message travels on: `a`, `g`, `d`, `t`, `n`, `c` or `r`."""
         return self.value.strip(">")
 
 
-# The way each kind of message travels: +1 towards the last stage, -1 towards the first.
-DIRECTION = {"a": +1, "g": -1, "d": -1, "t": -1, "n": -1, "c": +1}
+# The way each kind of message travels: +1 towards the last stage, -1 towards the first, 0 to the same stage elsewhere.
+DIRECTION = {"a": +1, "g": -1, "d": -1, "t": -1, "n": -1, "c": +1, "r": 0}
 
 
 class Action(NamedTuple):
@@ -108,4 +111,4 @@ class Action(NamedTuple):
         return cls(op, int(batch), None if version is None else int(version), None if micro is None else int(micro))
 
 
-_TOKEN = re.compile(r"(>)?([FRBUagdtnc])(\d+)(?:\.(\d+))?(?:@(\d+))?(>)?")
+_TOKEN = re.compile(r"(>)?([FRBUagdtncr])(\d+)(?:\.(\d+))?(?:@(\d+))?(>)?")

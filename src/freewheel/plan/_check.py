@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from freewheel.plan._actions import Action, Op
+from freewheel.plan._actions import DIRECTION, Action, Op
 from freewheel.plan._clock import Place, Streams, StuckError, channel_of, march
 from freewheel.plan._draw import draw
 from freewheel.plan._schedule import Schedule
@@ -46,10 +46,12 @@ def check(schedule: Schedule, batches: int, streams: Streams) -> None:
         place = stuck.places[0]
         action = streams[place[0]][place[1]]
         letter, boundary = channel_of(action.op, place[0])
-        if not 0 <= boundary < schedule.stages - 1:
+        if DIRECTION[letter] and not 0 <= boundary < schedule.stages - 1:
             raise refuse(place, "there is no stage on that side") from None
         if action.op.is_send:
-            rule = f"it waits for ever: the queue to stage {place[0] + (1 if boundary == place[0] else -1)} stays full"
+            after = place[0] + (1 if boundary == place[0] else -1)
+            other = f"stage {after}" if DIRECTION[letter] else "the other replicas"
+            rule = f"it waits for ever: the queue to {other} stays full"
         else:
             rule = f"it waits for ever: no {letter}{action.batch} comes (deadlock or missing send)"
         raise refuse(place, rule) from None
@@ -157,10 +159,14 @@ class _Stage:
             return "its directional derivative has not been received"
         if self.schedule.norms and not self.first and unit not in self.done[Op.RECEIVE_CLIP]:
             return "the global gradient norm is not known yet"
+        if self.schedule.replicas > 1 and unit not in self.done[Op.RECEIVE_SHARES]:
+            return "the shares of the other replicas have not been received"
         fault = self._next(Op.UPDATE, unit) or self._sees(action, self.version, "the newest there is")
         return fault or (None if self.chain else self._stale(unit[0]))
 
     def _message(self, action: Action, unit: tuple[int, int]) -> str | None:
+        if action.op is Op.SEND_SHARE:
+            return self._share(unit)
         if action.op is Op.SEND_ACTIVATION and unit not in self.done[Op.FORWARD]:
             return "there is nothing to send: its forward has not been done"
         if action.op is Op.SEND_GRADIENT and unit not in self.done[Op.BACKWARD]:
@@ -170,3 +176,10 @@ class _Stage:
             if (unit[0], self.micro - 1 if self.last else 0) not in known:
                 return "there is nothing to send: its directional derivative is not known here"
         return None
+
+    def _share(self, unit: tuple[int, int]) -> str | None:
+        if self.schedule.replicas == 1:
+            return "there are no other replicas"
+        known = Op.BACKWARD if self.chain else Op.FORWARD if self.last else Op.RECEIVE_DERIVATIVE
+        units = {(unit[0], j) for j in range(self.micro)} if known is not Op.RECEIVE_DERIVATIVE else {unit}
+        return None if units <= self.done[known].keys() else "there is nothing to send: its gradient is not known here"

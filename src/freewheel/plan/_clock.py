@@ -11,7 +11,7 @@ from freewheel.plan._schedule import Schedule
 
 Streams = Sequence[Sequence[Action]]
 Place = tuple[int, int]  # stage, position in its stream
-Channel = tuple[str, int]  # letter, lower one of the two stages it joins
+Channel = tuple[str, int]  # letter, lower one of the two stages it joins; or the stage whose replicas it joins
 
 
 class StuckError(Exception):
@@ -25,6 +25,8 @@ class StuckError(Exception):
 def channel_of(op: Op, stage: int) -> Channel:
     """The channel that a send or receive of this stage uses."""
     letter = op.channel
+    if not DIRECTION[letter]:
+        return letter, stage
     upwards = (DIRECTION[letter] > 0) == op.is_send
     return letter, stage if upwards else stage - 1
 
@@ -42,7 +44,8 @@ def capacity(schedule: Schedule, channel: Channel) -> int:
 def march(schedule: Schedule, streams: Streams) -> Iterator[tuple[Place, Action, Place | None]]:
     """The actions in an order in which they can happen; for a receive also the place of its send.
 
-    Each stage runs until it waits for a message, or for room to put one. Raises `StuckError` on deadlock.
+    Each stage runs until it waits for a message, or for room to put one. Raises `StuckError` on deadlock. All replicas
+    do the same, so that the others' shares are there once a stage has sent its own.
     """
     at = [0] * len(streams)
     queues: dict[Channel, deque[Place]] = {}
@@ -56,7 +59,7 @@ def march(schedule: Schedule, streams: Streams) -> Iterator[tuple[Place, Action,
                 if not action.op.is_compute:
                     channel = channel_of(action.op, stage)
                     queue = queues.setdefault(channel, deque())
-                    if channel[1] not in inside:
+                    if channel[1] not in inside and DIRECTION[channel[0]]:
                         break
                     if action.op.is_send:
                         if len(queue) >= capacity(schedule, channel):

@@ -11,6 +11,8 @@ Each stage stops right after its update N-1, by itself. Stage 0 here has then se
 The other way round, a stage may have received what its neighbour sends only after the cut (a turn, a clipping
 coefficient): in the second part of the plan that message is left out.
 
+Replicas of a stage share what they have found between two updates, so that none of it is in flight at a cut.
+
 All this follows from the plan alone. And since a stage treats every batch alike, a stream that begins with batch N-1
 has the same second part as one that begins with batch 0.
 """
@@ -41,7 +43,8 @@ def in_flight(schedule: Schedule, stage: int, batches: int, forwarded: int | Non
         ['a2>', 'a3>']
     """
     heard = _heard(schedule, stage, batches, forwarded)
-    sends = (action for action in _before(schedule, stage, batches, _from(batches, forwarded)) if action.op.is_send)
+    actions = _before(schedule, stage, batches, _from(batches, forwarded))
+    sends = (action for action in actions if action.op.is_send and action.op is not Op.SEND_SHARE)
     return [a for a in sends if _message(a) not in heard[stage + DIRECTION[a.op.channel]]]
 
 
@@ -65,7 +68,8 @@ def rest(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]) -
         if _ends(action, batches):
             break
     for action in actions:
-        if not action.op.is_send or _message(action) not in heard[stage + DIRECTION[action.op.channel]]:
+        neighbour = stage + DIRECTION[action.op.channel] if action.op.is_send else stage
+        if neighbour == stage or _message(action) not in heard[neighbour]:
             yield action
 
 

@@ -170,5 +170,6 @@ _READERS: dict[str, Any] = {
     "turns": lambda text: text == "yes",
     "norms": lambda text: text == "yes",
     "queues": _pairs,
+    "replicas": int,
     "cell": _one_of("action", "round"),
 }

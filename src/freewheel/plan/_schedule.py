@@ -30,6 +30,7 @@ class Schedule:
         turns: Whether every stage waits until all later ones have forwarded the batch (the forward lock).
         norms: Whether gradient norms are shared before an update, for clipping by the global norm.
         queues: For each boundary between stages, the lengths of the activation and the gradient queue.
+        replicas: How many copies of each stage learn together, each from its own samples.
         cell: What one column of the drawing holds: one `action`, or one `round` (a forward and a backward).
     """
 
@@ -44,6 +45,7 @@ class Schedule:
     turns: bool = False
     norms: bool = False
     queues: tuple[tuple[int, int], ...] = ()
+    replicas: int = 1
     cell: Literal["action", "round"] = "action"
 
     @property

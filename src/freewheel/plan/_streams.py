@@ -89,7 +89,8 @@ def wire(schedule: Schedule, stage: int, actions: Iterable[Action]) -> Iterator[
     """Adds the messages: whatever is needed is received just before its use, whatever is made is sent at once.
 
     The recomputation of a forward needs no gradient, so the gradient is received after it. A directional derivative is
-    passed on before the stage itself learns from it, so that nobody waits for an update.
+    passed on before the stage itself learns from it, so that nobody waits for an update. Replicas share what they have
+    found once their neighbours have got theirs, and wait for each other's only then.
     """
     first, last = stage == 0, stage == schedule.stages - 1
     for action in actions:
@@ -115,6 +116,9 @@ def wire(schedule: Schedule, stage: int, actions: Iterable[Action]) -> Iterator[
                 yield Action(Op.RECEIVE_DERIVATIVE, n)
             if schedule.credit == "forward" and not first:
                 yield Action(Op.SEND_DERIVATIVE, n)
+            if schedule.replicas > 1:
+                yield Action(Op.SEND_SHARE, n)
+                yield Action(Op.RECEIVE_SHARES, n)
             if schedule.norms and not last:
                 yield Action(Op.RECEIVE_NORMS, n)
             if schedule.norms and not first:
