@@ -4,7 +4,7 @@ from freewheel.checkpoint._files import GENERATORS, DamagedError, File, read_ten
 from freewheel.checkpoint._folder import Found, discard, find, finished, publish
 from freewheel.checkpoint._manifest import Manifest, Progress, seal, unseal
 from freewheel.checkpoint._names import full_names, spread
-from freewheel.checkpoint._saver import Counts, Restart, Saved, Saver, StagePart
+from freewheel.checkpoint._saver import Counts, Restart, Saved, Saver, StagePart, file_name
 from freewheel.checkpoint._settings import difference, settings_of
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "StagePart",
     "difference",
     "discard",
+    "file_name",
     "find",
     "finished",
     "full_names",

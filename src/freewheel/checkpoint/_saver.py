@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -32,15 +32,20 @@ class Saved(NamedTuple):
 
     file: File
     fetched: int  # batches that the stage has forwarded
+    others: tuple[File, ...] = ()  # those of the stage's other replicas
 
 
 class StagePart(NamedTuple):
-    """What a stage takes up again, beside its state; `pending` is None where nothing was in flight."""
+    """What a stage takes up again, beside its state; `pending` is None where nothing was in flight.
+
+    The state is that of replica 0; another replica has `buffers` of its own.
+    """
 
     counts: Counts
     pending: dict[str, Any] | None
     seen: dict[int, int]
     sent: list[tuple[Unit, Any]]
+    buffers: dict[str, Tensor] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +104,18 @@ class Saver:
             "sent": sent,
         }
         ready = {name: plain(part, f"stage {stage.index} ({name})") for name, part in content.items()}
-        file = write_tensors(folder, f"stage-{stage.index}.pt", ready)
+        file = write_tensors(folder, file_name(stage.index, stage.replica), ready)
         return Saved(file, batches + len(seen or {}))
+
+
+def file_name(stage: int, replica: int = 0) -> str:
+    """The file of a stage; its first replica's is the one that all can go on from.
+
+    Example:
+        >>> file_name(1), file_name(1, replica=2)
+        ('stage-1.pt', 'stage-1-2.pt')
+    """
+    return f"stage-{stage}-{replica}.pt" if replica else f"stage-{stage}.pt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,20 +127,23 @@ class Restart:
         epoch: The epoch of the last of them, earlier runs included.
         fetched: How many batches the first and the last stage have had.
         folder: Where the files are.
-        files: Each stage's, where anything is in flight.
+        files: Each stage's, where anything is in flight; by stage and replica.
         counts: For each stage, what it has counted, where nothing is.
+        names: For each stage, its tensors' names in the whole network.
     """
 
     batches: int
     epoch: int
     fetched: tuple[int, int]
     folder: Path
-    files: tuple[File, ...] = ()
+    files: Mapping[tuple[int, int], File] = field(default_factory=dict)
     counts: tuple[Counts, ...] = ()
+    names: tuple[dict[str, str], ...] = ()
 
-    def read(self, stage: int) -> StagePart:
+    def read(self, stage: int, replica: int = 0) -> StagePart:
         """One stage's part; read by the stage itself."""
-        if not self.files:
-            return StagePart(self.counts[stage], None, {}, [])
-        content = read_tensors(self.folder, self.files[stage])
-        return StagePart(Counts(*content["counts"]), content["pending"], content["seen"], content["sent"])
+        if (stage, replica) not in self.files:  # nothing in flight; what replicas have counted is in replica 0's
+            return StagePart(Counts() if replica else self.counts[stage], None, {}, [])
+        content = read_tensors(self.folder, self.files[stage, replica])
+        own = {name: content["tensors"][full] for name, full in self.names[stage].items()} if replica else None
+        return StagePart(Counts(*content["counts"]), content["pending"], content["seen"], content["sent"], own)

@@ -26,11 +26,14 @@ def settings_of(options: StageOptions, threads: int) -> dict[str, Any]:
         "seed": options.seed,
         "threads": threads,
     }
+    if options.schedule.replicas == 1:
+        del settings["replicas"]
     return json.loads(json.dumps(settings))
 
 
 def difference(saved: dict[str, Any], given: dict[str, Any]) -> tuple[str, Any, Any] | None:
     """The first setting that is not as it was: its name, what it was and what it is."""
+    saved, given = {"replicas": 1, **saved}, {"replicas": 1, **given}
     return next(((name, saved.get(name), value) for name, value in given.items() if saved.get(name) != value), None)
 
 

@@ -22,6 +22,10 @@ class Method(ABC):
     def pipeline(self, k: int) -> Pipeline:
         """The choices that make this method, for k stages."""
 
+    def over(self, replicas: int) -> Method:
+        """The method that each of so many replicas follows on its own samples: by default this one."""
+        return self
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline(Method):
@@ -127,7 +131,7 @@ class Pipeline(Method):
             raise ValueError(f"ahead={tuple(self.ahead)} is for {len(self.ahead)} stages, but there are {k}")
         return self
 
-    def schedule(self, *, slack: int = 0, norms: bool = False) -> Schedule:
+    def schedule(self, *, slack: int = 0, norms: bool = False, replicas: int = 1) -> Schedule:
         """What the builders of plans need to know of it."""
         chain = self.credit == "chain"
         schedule = Schedule(
@@ -142,6 +146,7 @@ class Pipeline(Method):
             turns=self.turns,
             norms=norms,
             queues=tuple(self.queues),
+            replicas=replicas,
             cell=self.cell,
         )
         return schedule.with_slack(slack) if slack else schedule

@@ -53,7 +53,7 @@ steps of a sequence see the same version; the pipeline runs over time steps, so 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from freewheel._errors import whole_number
@@ -157,6 +157,9 @@ class FGDSync(_Forward):
 class FGDDP(_Forward):
     """Data-parallel forward gradients: each piece of the batch has tangents of its own. The update lock remains.
 
+    One set of weights sees all pieces in turn. With `fw.Trainer(replicas=R)` each piece has a pipeline of its own, and
+    this method's own `replicas` is left at its default, or is R too.
+
     Args:
         replicas: Pieces R that each batch is cut into.
     """
@@ -170,6 +173,17 @@ class FGDDP(_Forward):
         if self.direction is not None:
             raise ValueError("direction with 'fgd-dp': every replica has tangents of its own; use 'fgd-sync' or 'fgd'")
         self._tangents("micro")
+
+    def over(self, replicas: int) -> FGDDP:
+        """A piece is a replica's."""
+        if replicas == 1:
+            return self
+        if self.replicas not in (replicas, FGDDP.replicas):
+            raise ValueError(
+                f"replicas={self.replicas} of 'fgd-dp' and replicas={replicas} of the trainer: both say how many "
+                "pieces a batch has; leave the method's out"
+            )
+        return replace(self, replicas=1)
 
     def pipeline(self, k: int) -> Pipeline:
         """Zero delays, micro-batches with their own tangents."""

@@ -16,13 +16,17 @@ _DOING = {
 
 
 class StageError(RuntimeError):
-    """A stage failed; the cause is chained, `stage` and `batch` say where."""
+    """A stage failed; the cause is chained, `stage`, `batch` and, if there are several, `replica` say where."""
 
-    def __init__(self, stage: int, action: Action, cause: BaseException | str, where: str = "") -> None:
+    def __init__(
+        self, stage: int, action: Action, cause: BaseException | str, where: str = "", replica: int | None = None
+    ) -> None:
         reason = cause if isinstance(cause, str) else f"{type(cause).__name__}: {str(cause).strip().split(chr(10))[0]}"
         what = _DOING.get(action.op, "message")
-        super().__init__(f"stage {stage}{where} failed in the {what} of batch {action.batch}: {reason}")
+        which = "" if replica is None else f", replica {replica}"
+        super().__init__(f"stage {stage}{which}{where} failed in the {what} of batch {action.batch}: {reason}")
         self.stage, self.batch, self.action, self.reason = stage, action.batch, action, reason
+        self.replica = replica
 
 
 class LostError(RuntimeError):
@@ -44,8 +48,8 @@ def told(error: BaseException) -> dict[str, Any]:
     """An error as plain values, to be told to another process."""
     lines = "".join(traceback.format_exception(error))
     if isinstance(error, StageError):
-        kind = {"stage": error.stage, "action": str(error.action), "reason": error.reason}
-        return {"kind": "stage", **kind, "traceback": lines}
+        kind = {"stage": error.stage, "replica": error.replica}
+        return {"kind": "stage", **kind, "action": str(error.action), "reason": error.reason, "traceback": lines}
     if isinstance(error, LostError):
         return {"kind": "lost", "text": [error.peer, error.what], "traceback": lines}
     return {"kind": "other", "text": f"{type(error).__name__}: {error}", "traceback": lines}
@@ -54,7 +58,8 @@ def told(error: BaseException) -> dict[str, Any]:
 def heard(report: dict[str, Any], where: str) -> Exception:
     """The error that another process told of; `where` says which."""
     if report["kind"] == "stage":
-        error: Exception = StageError(report["stage"], Action.parse(report["action"]), report["reason"], where)
+        action, replica = Action.parse(report["action"]), report["replica"]
+        error: Exception = StageError(report["stage"], action, report["reason"], where, replica)
     else:
         error = RuntimeError(f"{where.strip(' ()')}: {report['text']}")
     error.__cause__ = RemoteError(report["traceback"])

@@ -22,8 +22,9 @@ from freewheel.runtime._errors import StageError
 from freewheel.runtime._feed import Announced
 from freewheel.runtime._layout import compact
 from freewheel.runtime._pieces import cut_in_samples, cut_in_time
+from freewheel.runtime._replicas import Peers
 from freewheel.runtime._straggler import Straggler
-from freewheel.stage import ChainStage, ForwardStage, Gradients, Stage
+from freewheel.stage import ChainStage, ForwardStage, Gradients, Stage, load_buffers
 
 Unit = tuple[int, int]
 NOT_FINITE = "lower the learning rate, clip gradients (clip=1.0), or look for broken values in the data"
@@ -41,6 +42,7 @@ class Part:
     state: dict[str, Any] | None = None
     updates: int = 0  # since the cut before
     saved: Saved | None = None
+    replica: int = 0
 
     @property
     def counts(self) -> Counts:
@@ -56,7 +58,7 @@ class Interpreter:
         feed: Announces the batches.
         inputs: Where the first stage finds its batches.
         targets: Where the last stage finds its targets.
-        links: The channels to the neighbours, by the op that uses them.
+        links: The channels to the neighbours and to the other replicas, by the op that uses them.
         on_part: Gets this stage's part of every cut.
         states: Whether the parts hold a copy of the stage's state.
         saver: Writes the stage's part of checkpoints.
@@ -84,7 +86,8 @@ class Interpreter:
         self._schedule = stage.options.schedule
         self._straggler = Straggler.of(stage)
         self._received: dict[Unit, Any] = {}  # activations, and at the first stage the batches
-        self._expected: dict[Unit, tuple[Any, int, float]] = {}  # targets, sizes and shares of the batch
+        self._expected: dict[Unit, tuple[Any, int, float]] = {}  # targets, sizes and shares of the replica's samples
+        self._weight = 1.0  # of the batch that is being forwarded: the share of it that these samples are
         self._activation: Any = None  # to send
         self._again: deque[Any] = deque()  # activations that were in flight, to send once more
         most = len(in_flight(self._schedule, stage.index, 1)) if saver else 0
@@ -107,6 +110,8 @@ class Interpreter:
             Op.RECEIVE_NORMS: self._receive_norms,
             Op.SEND_CLIP: lambda unit: links[Op.SEND_CLIP].put(self._norm),
             Op.RECEIVE_CLIP: self._receive_clip,
+            Op.SEND_SHARE: lambda unit: links[Op.SEND_SHARE].put(stage.share()),
+            Op.RECEIVE_SHARES: lambda unit: stage.gather(links[Op.RECEIVE_SHARES].get()),
             **(self._chain(stage) if isinstance(stage, ChainStage) else {}),
             **(self._derived(stage) if isinstance(stage, ForwardStage) else {}),
         }
@@ -153,7 +158,9 @@ class Interpreter:
     def _go_on(self, restart: Restart) -> Iterator[Action]:
         """The rest of a stream that a checkpoint has cut, with everything in flight put back first."""
         stage, schedule = self.stage, self._schedule
-        part = restart.read(stage.index)
+        part = restart.read(stage.index, stage.replica)
+        if part.buffers is not None:
+            load_buffers(stage.module, part.buffers)
         self._busy, self._gaps, self._updates, losses = part.counts
         stage.losses = list(losses)
         if part.pending is None:
@@ -169,7 +176,7 @@ class Interpreter:
     def ready(self, action: Action) -> bool:
         """Whether `execute` would not have to wait."""
         channel = self._links.get(action.op)
-        if not isinstance(channel, Channel):
+        if not isinstance(channel, Channel | Peers):
             return True
         return channel.has_item if action.op.is_receive else channel.has_room
 
@@ -193,7 +200,8 @@ class Interpreter:
         try:
             self._verbs[op](unit)
         except Exception as error:
-            raise StageError(self.stage.index, action, error) from error
+            replica = self.stage.replica if self._schedule.replicas > 1 else None
+            raise StageError(self.stage.index, action, error, replica=replica) from error
         if self._straggler is not None:
             self._straggler.hold_up(action.batch, started)
         self.doing = None
@@ -218,7 +226,7 @@ class Interpreter:
             for j, (piece, _, _) in enumerate(pieces):
                 self._received[batch, j] = piece
         if self._targets is not None:
-            y, size, length = self._targets.get()
+            y, size, length, self._weight = self._targets.get()
             pieces = (
                 cut_in_time(y, size, micro, "target", length) if along else cut_in_samples(y, size, micro, "target")
             )
@@ -234,7 +242,7 @@ class Interpreter:
             self._activation = self.stage.forward(unit, x)
             return
         target, size, share = self._expected.pop(unit)
-        loss = self.stage.forward(unit, x, target, size, share)
+        loss = self.stage.forward(unit, x, target, size, share, self._weight)
         if loss is not None and loss.device.type == "cpu" and not math.isfinite(loss.item()):
             raise FloatingPointError(f"the loss is {loss.item()}: {NOT_FINITE}")
 
@@ -264,9 +272,9 @@ class Interpreter:
     def part(self, batches: int, *, state: bool = False) -> Part:
         """This stage's part of the cut after a number of batches; what it counts starts anew."""
         stage = self.stage
-        copy = stage.state() if self._states or state else None
+        copy = stage.state() if (self._states or state) and stage.replica == 0 else None
         mean = self._gaps / max(1, self._updates)
-        part = Part(stage.index, batches, self._busy, mean, stage.losses, copy, self._updates)
+        part = Part(stage.index, batches, self._busy, mean, stage.losses, copy, self._updates, replica=stage.replica)
         stage.losses = []
         self._busy, self._gaps, self._updates = 0.0, 0, 0
         return part
@@ -282,4 +290,4 @@ class Interpreter:
         assert len(sent) == len(units), "an activation in flight was not held on to"
         counts = Counts(self._busy, self._gaps, self._updates, stage.losses)
         saved = saver.write(stage, batches, counts=counts, seen=self._seen, sent=sent)
-        return Part(stage.index, batches, 0.0, 0.0, saved=saved)
+        return Part(stage.index, batches, 0.0, 0.0, saved=saved, replica=stage.replica)

@@ -35,10 +35,11 @@ class Lead:
         own: Mapping[str, Sender] | None = None,
     ) -> None:
         self._run, self._senders, self._receivers = run, senders, receivers
-        self._inputs, self._targets = ({**senders, **(own or {})}[name] for name in ("input", "target"))
+        every, replicas = {**senders, **(own or {})}, range(run.schedule.replicas)
+        self._inputs, self._targets = ([every[f"{name} {r}"] for r in replicas] for name in ("input", "target"))
         self._announce = [sender for name, sender in senders.items() if name.startswith("announce")]
         self.events: Events = queue.SimpleQueue()
-        self._last: dict[int, Part] = {}
+        self._last: list[Part] = []
         self._listeners: list[threading.Thread] = []
         run.complete = self.events.put
 
@@ -70,7 +71,7 @@ class Lead:
                 attend(self.events, lambda: False, lambda cut: False, working=working)
         if own is not None:
             self.finished(own.part(self._run.feed.announced, state=True))
-        return Outcome(stopped_at, cut_of(list(self._last.values())))
+        return Outcome(stopped_at, cut_of(self._last))
 
     def _announce_to_all(self, number: int, cut: bool) -> None:
         for sender in self._announce:
@@ -78,7 +79,7 @@ class Lead:
 
     def finished(self, part: Part) -> None:
         """A stage has done all its batches, and is in this state."""
-        self._last[part.stage] = part
+        self._last.append(part)
 
     def fail(self, error: BaseException) -> None:
         """Ends the run with an error."""

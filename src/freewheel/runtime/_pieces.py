@@ -11,14 +11,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 Piece = tuple[Any, int, float]  # what there is, its number of samples, its share of the loss
 
 
-def cut_in_samples(tree: Any, size: int, micro: int, what: str) -> list[Piece]:
+def cut_in_samples(tree: Any, size: int, micro: int, what: str, by: str = "micro") -> list[Piece]:
     """Pieces along the first dimension; None for those that a small batch has no samples for."""
     if micro == 1:
         return [(tree, size, 1.0)]
     for tensor in tree_leaves(tree):
         if not isinstance(tensor, Tensor) or not tensor.dim() or tensor.shape[0] != size:
             raise ValueError(
-                f"micro={micro} cuts a batch along its first dimension, but this {what} is not a tensor of {size} rows"
+                f"{by}={micro} cuts a batch along its first dimension, but this {what} is not a tensor of {size} rows"
             )
     lengths = _lengths(size, micro)
     return [(piece, n, n / size) for piece, n in zip(_slices(tree, lengths, 0), lengths)]

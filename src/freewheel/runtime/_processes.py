@@ -38,6 +38,7 @@ from freewheel.runtime._generators import seeded
 from freewheel.runtime._interpreter import Interpreter
 from freewheel.runtime._lead import Lead, load_states, stuck
 from freewheel.runtime._pulse import Pulse
+from freewheel.runtime._replicas import titles
 from freewheel.runtime._run import Outcome, Run
 from freewheel.runtime._wiring import RemoteFeed, close_all, links_of, packed, wires_of
 from freewheel.runtime._world import Transport, World, fresh_store, joined_store
@@ -69,15 +70,15 @@ class Order:
 
 def processes(run: Run) -> Outcome:
     """Runs to the end, or to the cut at which `on_cut` asks to stop; the stages' states come back to this process."""
-    abroad, count = run.abroad, run.schedule.stages
-    orders = [_packed_order(run, k) for k in range(count)]
+    abroad, count = run.abroad, run.places
+    orders = [_packed_order(run, rank) for rank in range(count)]
     store, port = fresh_store(abroad.timeout)
     store.set("token", secrets.token_hex(8))
-    roles = [*(f"stage {k}" for k in range(count)), "the caller"]
+    roles = [*titles(run.schedule), "the caller"]
     context = _context()
     workers = [
-        context.Process(target=_work, args=(order, k, roles, port), name=f"freewheel-stage-{k}", daemon=True)
-        for k, order in enumerate(orders)
+        context.Process(target=_work, args=(order, rank, roles, port), name=f"freewheel-stage-{rank}", daemon=True)
+        for rank, order in enumerate(orders)
     ]
     lead: Lead | None = None
     pulse: Pulse | None = None
@@ -86,7 +87,7 @@ def processes(run: Run) -> Outcome:
             worker.start()
         alive = partial(_check_alive, workers)
         world = World(store, count, roles, transport=abroad.transport, timeout=abroad.timeout, alive=alive)  # pyright: ignore
-        wires = wires_of(run.schedule, range(count), count, prefetch=run.prefetch, depth=run.depth)
+        wires = wires_of(run.schedule, count, prefetch=run.prefetch, depth=run.depth)
         senders, receivers = world.join(wires)
         lead = Lead(run, senders, receivers)
         own = world.titles[count]
@@ -96,7 +97,7 @@ def processes(run: Run) -> Outcome:
         load_states(run, outcome)
         return outcome
     except LostError as error:
-        raise _diagnosed(error, workers, pulse) from None
+        raise _diagnosed(error, workers, roles, pulse) from None
     finally:
         if pulse is not None:
             pulse.stop()
@@ -105,10 +106,10 @@ def processes(run: Run) -> Outcome:
         _end(workers)
 
 
-def _packed_order(run: Run, k: int) -> bytes:
+def _packed_order(run: Run, rank: int) -> bytes:
     order = Order(
-        build=run.abroad.orders[k],
-        state=run.stages[k].state(),
+        build=run.abroad.orders[rank],
+        state=run.stages[rank % run.schedule.stages].state(),
         seed=run.seed,
         threads=run.threads,
         states=run.states,
@@ -159,15 +160,15 @@ def _work_through(packed_order: bytes, rank: int, roles: Sequence[str], port: in
     caller, schedule = len(roles) - 1, stage.options.schedule
     store = joined_store(port, order.timeout)
     world = World(store, rank, roles, transport=order.transport, timeout=order.timeout)
-    wires = wires_of(schedule, range(caller), caller, prefetch=order.prefetch, depth=order.depth)
+    wires = wires_of(schedule, caller, prefetch=order.prefetch, depth=order.depth)
     senders, receivers = world.join(wires)
     start = order.restart.batches if order.restart else 0
     interpreter = Interpreter(
         stage,
         RemoteFeed(receivers[f"announce {rank}"], start, at_cut=order.at_cut),
-        inputs=receivers.get("input"),
-        targets=receivers.get("target"),
-        links=links_of(schedule, rank, {**senders, **receivers}),
+        inputs=receivers.get(f"input {stage.replica}"),
+        targets=receivers.get(f"target {stage.replica}"),
+        links=links_of(stage, {**senders, **receivers}),
         on_part=lambda part: senders[f"part {rank}"].put(packed(part)),
         states=order.states,
         saver=order.saver,
@@ -207,7 +208,7 @@ def _check_alive(workers: Sequence[Any]) -> None:
         raise LostError("a worker", "has ended")
 
 
-def _diagnosed(error: LostError, workers: Sequence[Any], pulse: Pulse | None) -> Exception:
+def _diagnosed(error: LostError, workers: Sequence[Any], roles: Sequence[str], pulse: Pulse | None) -> Exception:
     """What lies behind a lost connection: an error that a worker has told of, or the worker that ended first."""
     told = pulse.fault() if pulse is not None else None
     if told is not None:
@@ -217,7 +218,7 @@ def _diagnosed(error: LostError, workers: Sequence[Any], pulse: Pulse | None) ->
     if not dead:
         return error
     k, worker = next(iter(dead.items()))
-    where = f"stage {k} (rank {k}, pid {worker.pid} on {socket.gethostname()})"
+    where = f"{roles[k]} (rank {k}, pid {worker.pid} on {socket.gethostname()})"
     if worker.exitcode < 0:
         return LostError(where, f"was ended by signal {-worker.exitcode} ({signal.Signals(-worker.exitcode).name})")
     hint = (

@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import permutations
 from typing import Any
 
 from freewheel.checkpoint import Restart, Saver
@@ -14,6 +15,7 @@ from freewheel.plan import DIRECTION, Op, capacity, channel_of
 from freewheel.runtime._channels import Channel, Sender
 from freewheel.runtime._feed import Batch, Feed
 from freewheel.runtime._interpreter import Interpreter, Part
+from freewheel.runtime._replicas import peers, shards
 from freewheel.stage import Stage
 
 
@@ -48,7 +50,7 @@ class Abroad:
     """What runtimes of several processes need to know.
 
     Args:
-        orders: For each stage, what a process of its own needs to build it; see `freewheel.trainer`.
+        orders: For each stage of each replica, what builds it, here or in its own process; see `freewheel.trainer`.
         timeout: Seconds without a sign of life after which a process is taken for lost.
         transport: How messages travel.
         interface: The network interface of gloo's sockets.
@@ -67,7 +69,7 @@ class Run:
     """Everything that a runtime needs to know.
 
     Args:
-        stages: The stages, in order.
+        stages: The stages, in order; where there are replicas, those of the first.
         feed: The batches.
         on_cut: Called with each complete cut; returning True ends the run there.
         states: Whether cuts hold copies of the weights.
@@ -96,6 +98,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.schedule = self.stages[0].options.schedule
+        self.places = self.schedule.stages * self.schedule.replicas  # stages of all replicas
         # A target waits for its batch to come through, and the pipeline holds no more batches than this.
         lengths = sum(a for a, _ in self.schedule.lengths())
         self.depth = self.prefetch + 1 + lengths + self.schedule.stages + self.schedule.delays[0]
@@ -110,57 +113,94 @@ class Run:
             key = part.batches, part.saved is not None
             parts = self._parts.setdefault(key, [])
             parts.append(part)
-            if len(parts) < self.schedule.stages:
+            if len(parts) < self.places:
                 return
             del self._parts[key]
         self.complete(cut_of(parts))
 
-    def hand_out(self, batch: Batch, inputs: Sender, targets: Sender) -> None:
-        """Takes a batch to the first and the last stage, unless they have had it before a checkpoint."""
-        if batch.number >= self._held[0]:
-            inputs.put((batch.x, batch.size))
-        if batch.number >= self._held[1]:
-            targets.put((batch.target, batch.size, batch.length))
+    def hand_out(self, batch: Batch, inputs: Sequence[Sender], targets: Sequence[Sender]) -> None:
+        """Takes each replica's samples to its first and its last stage, unless they were had before a checkpoint."""
+        for shard, first, last in zip(shards(batch, self.schedule.replicas), inputs, targets, strict=True):
+            x, target, size, part = shard
+            if batch.number >= self._held[0]:
+                first.put((x, size))
+            if batch.number >= self._held[1]:
+                last.put((target, size, batch.length, part))
+
+    def stage_at(self, rank: int) -> Stage:
+        """A stage by its number, counted through all replicas; the later ones begin as copies of the first."""
+        if rank < self.schedule.stages:
+            return self.stages[rank]
+        copy = self.abroad.orders[rank]()
+        copy.load(self.stages[rank % self.schedule.stages].state())
+        return copy
 
     @contextmanager
-    def begun(self) -> Iterator[None]:
-        """Inside, the stages of this process are ready for batches."""
-        for stage in self.stages:
+    def begun(self) -> Iterator[Sequence[Stage]]:
+        """Inside, all stages, of all replicas, are ready for batches."""
+        stages = [self.stage_at(rank) for rank in range(self.places)]
+        for stage in stages:
             stage.begin(self.batches_before, self.epochs_before)
         try:
-            yield
+            yield stages
         finally:
-            for stage in self.stages:
+            for stage in stages:
                 stage.end()
 
 
 def cut_of(parts: Sequence[Part]) -> Cut:
-    """The cut that these parts make."""
-    return Cut(parts[0].batches, tuple(sorted(parts, key=lambda part: part.stage)), time.perf_counter())
+    """The cut that these parts make, one a stage: that of its first replica, with what the others have counted."""
+    by_stage: dict[int, list[Part]] = {}
+    for part in sorted(parts, key=lambda part: (part.stage, part.replica)):
+        by_stage.setdefault(part.stage, []).append(part)
+    return Cut(parts[0].batches, tuple(_together(each) for each in by_stage.values()), time.perf_counter())
+
+
+def _together(parts: Sequence[Part]) -> Part:
+    """The parts of a stage's replicas as one."""
+    first, *others = parts
+    if not others:
+        return first
+    files = tuple(part.saved.file for part in others if part.saved is not None)
+    return replace(
+        first,
+        busy=sum(part.busy for part in parts) / len(parts),
+        losses=[loss for part in parts for loss in part.losses],
+        saved=None if first.saved is None else first.saved._replace(others=files),
+    )
 
 
 class Local:
-    """A run within this process: an interpreter for each stage, and the channels between them."""
+    """A run within this process: an interpreter for each stage of each replica, and the channels between them."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, stages: Sequence[Stage]) -> None:
         self.run = run
-        self.inputs, self.targets = Channel(run.prefetch), Channel(run.depth)
-        pairs = [(letter, boundary) for letter in DIRECTION for boundary in range(run.schedule.stages - 1)]
-        channels = {pair: Channel(capacity(run.schedule, pair)) for pair in pairs}
-        self._all = [self.inputs, self.targets, *channels.values()]
+        schedule, replicas = run.schedule, range(run.schedule.replicas)
+        # One replica runs ahead of another by the delay at most; where one thread plays all, nobody may wait for that.
+        self.inputs = [Channel(run.prefetch if len(replicas) == 1 else run.depth) for _ in replicas]
+        self.targets = [Channel(run.depth) for _ in replicas]
+        pairs = [(letter, k) for letter, way in DIRECTION.items() if way for k in range(schedule.stages - 1)]
+        channels = [{pair: Channel(capacity(schedule, pair)) for pair in pairs} for _ in replicas]
+        across = {
+            (k, a, b): Channel(capacity(schedule, ("r", k)))
+            for k in range(schedule.stages)
+            for a, b in permutations(replicas, 2)
+        }
+        every = [channel for each in channels for channel in each.values()]
+        self._all = [*self.inputs, *self.targets, *every, *across.values()]
         self.interpreters = [
             Interpreter(
                 stage,
                 run.feed,
-                inputs=self.inputs if stage.index == 0 else None,
-                targets=self.targets if stage.is_last else None,
-                links=links(channels, stage.index),
+                inputs=self.inputs[stage.replica] if stage.index == 0 else None,
+                targets=self.targets[stage.replica] if stage.is_last else None,
+                links={**links(channels[stage.replica], stage.index), **peers(across, stage)},
                 on_part=run.collect,
                 states=run.states,
                 saver=run.saver,
                 restart=run.restart,
             )
-            for stage in run.stages
+            for stage in stages
         ]
 
     def deliver(self) -> bool:

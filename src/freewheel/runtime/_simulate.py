@@ -12,8 +12,8 @@ def simulate(run: Run) -> Outcome:
     """Runs to the end, or to the cut at which `on_cut` asks to stop."""
     cuts: list[Cut] = []
     run.complete = cuts.append
-    with run.begun(), intra_op_threads(run.threads):
-        local = Local(run)
+    with run.begun() as stages, intra_op_threads(run.threads):
+        local = Local(run, stages)
         run.feed.on_demand(local.deliver)
         players = [_Player(interpreter) for interpreter in local.interpreters]
         while sum(player.play() for player in players):  # every one of them gets its turn

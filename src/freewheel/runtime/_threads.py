@@ -33,8 +33,8 @@ def threads(run: Run) -> Outcome:
     """Runs to the end, or to the cut at which `on_cut` asks to stop."""
     events: Events = queue.SimpleQueue()
     run.complete = events.put
-    with run.begun():
-        local = Local(run)
+    with run.begun() as stages:
+        local = Local(run, stages)
         workers = [stage_thread(i, events, run.threads, local.close) for i in local.interpreters]
         for worker in workers:
             worker.start()

@@ -2,8 +2,8 @@
 
 ::
 
-    rank 0   reads the loader, feeds, sees to the cuts; its stage runs in a thread beside
-    rank k   runs stage k, and learns the outcome from rank 0
+    rank 0         reads the loader, feeds, sees to the cuts; its stage runs in a thread beside
+    rank r·K + k   runs stage k of replica r, and learns the outcome from rank 0
 
 Every process makes the same trainer and calls `fit`; only rank 0 looks at the loader, `validate` and the callbacks. In
 the end every process has the whole trained network, and the same history.
@@ -33,10 +33,12 @@ from freewheel.runtime._errors import LostError
 from freewheel.runtime._interpreter import Interpreter
 from freewheel.runtime._lead import Lead, load_states, stuck
 from freewheel.runtime._pulse import Pulse
+from freewheel.runtime._replicas import titles
 from freewheel.runtime._run import Outcome, Run
 from freewheel.runtime._threads import Events, attend, stage_thread
 from freewheel.runtime._wiring import RemoteFeed, close_all, links_of, packed, release_all, wires_of
 from freewheel.runtime._world import World, prefixed
+from freewheel.stage import Stage
 
 CALLER = 0
 GRACE_SECONDS = 2.0
@@ -44,19 +46,23 @@ _runs = count()
 _jobs = count()
 
 
-def check_started(stages: int) -> None:
-    """Refuses a process that torchrun has not started, or not as many of as there are stages."""
+def check_started(stages: int, replicas: int = 1) -> None:
+    """Refuses a process that torchrun has not started, or not as many of as there are stages in all replicas."""
+    wanted = stages * replicas
     if not dist.is_torchelastic_launched() and "RANK" not in os.environ:
         raise RuntimeError(
-            f"runtime='torchrun' in a process that torchrun has not started: run torchrun --nproc-per-node {stages} "
+            f"runtime='torchrun' in a process that torchrun has not started: run torchrun --nproc-per-node {wanted} "
             "SCRIPT, or use runtime='processes'"
         )
     size = int(os.environ["WORLD_SIZE"])
-    if size != stages:
-        raise ValueError(
-            f"torchrun started {size} processes for {stages} stages: each stage needs one, so start {stages} "
-            f"(--nproc-per-node {stages} on one host), or cut the model into {size}"
-        )
+    if size == wanted:
+        return
+    of = f" in each of {replicas} replicas" if replicas > 1 else ""
+    other = f", or cut the model into {size // replicas}" if size % replicas == 0 else ""
+    raise ValueError(
+        f"torchrun started {size} processes for {stages} stages{of}: each stage needs one, so start {wanted} "
+        f"(--nproc-per-node {wanted} on one host){other}"
+    )
 
 
 def joined_job(run: str) -> tuple[str, bool]:
@@ -74,7 +80,7 @@ def joined_job(run: str) -> tuple[str, bool]:
 
 def torchrun(run: Run) -> Outcome:
     """Runs this process's stage to the end; every process returns the same outcome."""
-    rank, stages = int(os.environ["RANK"]), run.schedule.stages
+    rank = int(os.environ["RANK"])
     prefix = f"freewheel/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_runs)}"
     store = prefixed(prefix, _store(run.abroad.timeout))
     if rank == CALLER:
@@ -82,20 +88,18 @@ def torchrun(run: Run) -> Outcome:
         store.set("token", secrets.token_hex(8))
     elif run.saver is not None:  # all write into the folder that rank 0 completes
         run.saver = replace(run.saver, token=store.get("files").decode())
-    roles = [f"stage {k}" for k in range(stages)]
     abroad = run.abroad
     world = World(
         store,
         rank,
-        roles,
+        titles(run.schedule),
         transport=abroad.transport,  # pyright: ignore[reportArgumentType]
         timeout=abroad.timeout,
         interface=abroad.interface,
     )
-    wires = wires_of(run.schedule, range(stages), CALLER, prefetch=run.prefetch, depth=run.depth)
-    senders, receivers = world.join(wires)
+    senders, receivers = world.join(wires_of(run.schedule, CALLER, prefetch=run.prefetch, depth=run.depth))
     part = _Caller(run, world, senders, receivers) if rank == CALLER else _Follower(run, world, senders, receivers)
-    with _begun(run, rank), intra_op_threads(run.threads):
+    with _begun(run, part.stage), intra_op_threads(run.threads):
         return part.play()
 
 
@@ -109,13 +113,13 @@ def _store(timeout: float) -> Any:
 
 
 @contextmanager
-def _begun(run: Run, rank: int) -> Iterator[None]:
+def _begun(run: Run, stage: Stage) -> Iterator[None]:
     """Inside, this process's stage is ready for batches."""
-    run.stages[rank].begin(run.batches_before, run.epochs_before)
+    stage.begin(run.batches_before, run.epochs_before)
     try:
         yield
     finally:
-        run.stages[rank].end()
+        stage.end()
 
 
 class _Part:
@@ -123,7 +127,7 @@ class _Part:
 
     def __init__(self, run: Run, world: World, senders: Any, receivers: Any) -> None:
         self.run, self.world, self.senders, self.receivers = run, world, senders, receivers
-        self.stage = run.stages[world.rank]
+        self.stage = run.stage_at(world.rank)
         self.events: Events = queue.SimpleQueue()
         self._told = False
 
@@ -134,7 +138,7 @@ class _Part:
             feed,
             inputs=inputs,
             targets=targets,
-            links=links_of(self.run.schedule, self.stage.index, {**self.senders, **self.receivers}),
+            links=links_of(self.stage, {**self.senders, **self.receivers}),
             on_part=on_part,
             states=self.run.states,
             saver=self.run.saver,
@@ -205,14 +209,14 @@ class _Caller(_Part):
     def play(self) -> Outcome:
         """Feeds all stages, and tells all the outcome."""
         run, schedule = self.run, self.run.schedule
-        own = {"input": Channel(run.prefetch)}
+        own = {"input 0": Channel(run.prefetch)}
         if schedule.stages == 1:
-            own["target"] = Channel(run.depth)
+            own["target 0"] = Channel(run.depth)
         lead = Lead(run, self.senders, self.receivers, own)
         self.events, self._own, self._lead = lead.events, own, lead
-        interpreter = self.interpreter(run.feed, own["input"], own.get("target"), run.collect)
+        interpreter = self.interpreter(run.feed, own["input 0"], own.get("target 0"), run.collect)
         with self.at_work(interpreter):
-            outcome = lead.attend(schedule.stages, interpreter)
+            outcome = lead.attend(run.places, interpreter)
             told = run.abroad.tell(outcome)
             parts = outcome.stopped_at.parts if outcome.stopped_at is not None else outcome.rest.parts  # pyright: ignore
             for name, sender in self.senders.items():
@@ -238,11 +242,11 @@ class _Follower(_Part):
 
     def play(self) -> Outcome:
         """Runs the stage, and takes over the outcome."""
-        name, receivers, feed = self.stage.index, self.receivers, self.run.feed
+        name, receivers, feed = self.world.rank, self.receivers, self.run.feed
         interpreter = self.interpreter(
             RemoteFeed(receivers[f"announce {name}"], feed.announced, at_cut=feed.is_cut(feed.announced - 1)),
-            receivers.get("input"),
-            receivers.get("target"),
+            receivers.get(f"input {self.stage.replica}"),
+            receivers.get(f"target {self.stage.replica}"),
             lambda part: self.senders[f"part {name}"].put(packed(part)),
         )
         with self.at_work(interpreter):

@@ -6,8 +6,8 @@ batches (`announce`), inputs to the first stage and targets to the last; and bac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
+from itertools import pairwise, permutations
 from typing import Any
 
 import torch
@@ -17,28 +17,38 @@ from freewheel.checkpoint import File, Saved
 from freewheel.plan import DIRECTION, Op, Schedule, capacity, channel_of
 from freewheel.runtime._channels import ClosedError, Receiver, Sender
 from freewheel.runtime._interpreter import Part
+from freewheel.runtime._replicas import peers
 from freewheel.runtime._world import Wire
+from freewheel.stage import Stage
 
 CUTS_AT_A_TIME = 2  # parts that wait for the caller before a stage does
 
 
-def wires_of(schedule: Schedule, ranks: Sequence[int], caller: int, *, prefetch: int, depth: int) -> list[Wire]:
-    """All wires of a run whose stages are in processes of these ranks; none where both ends are in one process."""
-    used = _letters(schedule)
+def wires_of(schedule: Schedule, caller: int, *, prefetch: int, depth: int) -> list[Wire]:
+    """All wires of a run whose stages are in processes of their own; none where both ends are in one process.
+
+    The stages of replica r have the ranks from r·K on.
+    """
+    used, count = _letters(schedule), schedule.stages
+    teams = [range(first, first + count) for first in range(0, count * schedule.replicas, count)]
     out = []
-    for boundary, pair in enumerate(pairwise(ranks)):
-        for letter in (letter for letter in DIRECTION if letter in used):
-            sender, receiver = pair if DIRECTION[letter] > 0 else pair[::-1]
-            name = f"{letter}{boundary} {sender}>{receiver}"
-            out.append(Wire(name, sender, receiver, capacity(schedule, (letter, boundary))))
-    for stage, rank in enumerate(ranks):
-        if rank != caller:
-            out.append(Wire(f"announce {stage}", caller, rank, depth))
-            out.append(Wire(f"part {stage}", rank, caller, CUTS_AT_A_TIME))
-            out.append(Wire(f"told {stage}", caller, rank, 1))
-    for name, rank, length in (("input", ranks[0], prefetch), ("target", ranks[-1], depth)):
-        if rank != caller:
-            out.append(Wire(name, caller, rank, length))
+    for ranks in teams:
+        for boundary, pair in enumerate(pairwise(ranks)):
+            for letter in (letter for letter in DIRECTION if letter in used):
+                sender, receiver = pair if DIRECTION[letter] > 0 else pair[::-1]
+                name = f"{letter}{boundary} {sender}>{receiver}"
+                out.append(Wire(name, sender, receiver, capacity(schedule, (letter, boundary))))
+    for stage, ranks in enumerate(zip(*teams)):
+        for (a, sender), (b, receiver) in permutations(enumerate(ranks), 2):
+            out.append(Wire(f"share {stage} {a} {b}", sender, receiver, capacity(schedule, ("r", stage))))
+    for rank in (rank for ranks in teams for rank in ranks if rank != caller):
+        out.append(Wire(f"announce {rank}", caller, rank, depth))
+        out.append(Wire(f"part {rank}", rank, caller, CUTS_AT_A_TIME))
+        out.append(Wire(f"told {rank}", caller, rank, 1))
+    for replica, ranks in enumerate(teams):
+        for name, rank, length in (("input", ranks[0], prefetch), ("target", ranks[-1], depth)):
+            if rank != caller:
+                out.append(Wire(f"{name} {replica}", caller, rank, length))
     return out
 
 
@@ -52,13 +62,14 @@ def _letters(schedule: Schedule) -> set[str]:
     }
 
 
-def links_of(schedule: Schedule, stage: int, ends: Mapping[str, Any]) -> dict[Op, Any]:
-    """A stage's ends of the wires to its neighbours, by the op that uses them."""
+def links_of(stage: Stage, ends: Mapping[str, Any]) -> dict[Op, Any]:
+    """A stage's ends of the wires to its neighbours and to its replicas, by the op that uses them."""
     found = {name.split(" ")[0]: end for name, end in ends.items() if " " in name and name.split(" ")[0][1:].isdigit()}
-    out = {}
+    shares = {tuple(map(int, name.split()[1:])): end for name, end in ends.items() if name.startswith("share ")}
+    out: dict[Op, Any] = {**peers(shares, stage)}  # pyright: ignore[reportArgumentType]
     for op in Op:
         if not op.is_compute:
-            letter, boundary = channel_of(op, stage)
+            letter, boundary = channel_of(op, stage.index)
             if f"{letter}{boundary}" in found:
                 out[op] = found[f"{letter}{boundary}"]
     return out
@@ -101,6 +112,7 @@ def packed(part: Part, *, last: bool = False) -> dict[str, Any]:
     losses = torch.stack([loss for loss, _ in part.losses]).cpu() if part.losses else None
     sizes = torch.tensor([size for _, size in part.losses])
     numbers = {"stage": part.stage, "batches": part.batches, "busy": part.busy, "staleness": part.staleness}
+    numbers["replica"] = part.replica
     saved = None if part.saved is None else [*part.saved.file, part.saved.fetched]
     kept = {"state": part.state, "updates": part.updates, "saved": saved}
     return {**numbers, "losses": losses, "sizes": sizes, **kept, "last": last}
@@ -111,7 +123,7 @@ def unpacked(tree: dict[str, Any]) -> Part:
     losses = [] if tree["losses"] is None else list(zip(tree["losses"].unbind(), tree["sizes"].tolist()))
     saved = None if tree["saved"] is None else Saved(File(*tree["saved"][:3]), tree["saved"][3])
     numbers = tree["stage"], tree["batches"], tree["busy"], tree["staleness"]
-    return Part(*numbers, losses, tree["state"], tree["updates"], saved)
+    return Part(*numbers, losses, tree["state"], tree["updates"], saved, tree["replica"])
 
 
 def close_all(senders: Mapping[str, Sender], receivers: Mapping[str, Receiver]) -> None:

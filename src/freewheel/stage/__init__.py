@@ -15,7 +15,7 @@ from freewheel.stage._corrections import (
 from freewheel.stage._forward import Dual, ForwardStage
 from freewheel.stage._recurrent import Recurrent
 from freewheel.stage._stage import Loss, Stage, StageOptions
-from freewheel.stage._state import load_tensors, tensors_of
+from freewheel.stage._state import load_buffers, load_tensors, tensors_of
 from freewheel.stage._trees import homes, to_device
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "StageOptions",
     "StalenessStep",
     "homes",
+    "load_buffers",
     "load_tensors",
     "tensors_of",
     "to_device",

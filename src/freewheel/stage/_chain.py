@@ -76,10 +76,13 @@ class ChainStage(Stage):
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
-    def forward(self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0) -> Tree:
+    def forward(
+        self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0, weight: float = 1.0
+    ) -> Tree:
         """Runs the module and keeps its graph, or its input where the forward will be redone."""
         if x is None:
             return None
+        share *= weight
         if self.replays:
             self._stored[unit] = Stored(x, target, share)
             with torch.no_grad():
@@ -164,6 +167,15 @@ class ChainStage(Stage):
         self.weights.release(graph.version)
         return inputs
 
+    def share(self) -> Gradients:
+        """The gradients of the last backward, of a loss that was weighted by this replica's samples."""
+        return self._gradients
+
+    def gather(self, shares: Sequence[Gradients]) -> None:
+        """Adds up the gradients of all replicas."""
+        there = [to_device(share, self.device) for share in shares]
+        self._gradients = [_sum(each) for each in zip(*there, strict=True)]
+
     def norms(self) -> Tensor:
         """The norm of each weight's gradient, for clipping by the norm over all stages."""
         norms = [torch.linalg.vector_norm(g) for g in self._gradients if g is not None]
@@ -207,3 +219,14 @@ class ChainStage(Stage):
                 self._record(unit, x, target, share)
             self._kept[unit] = Kept(x, target, share, buffers, saved)
         self.version, self._edits = version, edits
+
+
+def _sum(terms: Sequence[Tensor | None]) -> Tensor | None:
+    """The sum in the order given, in memory of its own; None where there is nothing to add."""
+    found = [term for term in terms if term is not None]
+    if not found:
+        return None
+    out = found[0].clone()
+    for term in found[1:]:
+        out += term
+    return out

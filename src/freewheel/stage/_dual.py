@@ -247,7 +247,7 @@ class DualStage(Stage):
 
     def _place(self, unit: Unit, p: int) -> Place:
         """Which of the batch's tangents a pass has."""
-        return unit[1] if self.tangents.each == "micro" else 0, p
+        return self.first_piece + unit[1] if self.tangents.each == "micro" else self.replica, p
 
     @contextmanager
     def _pass(self, unit: Unit, p: int, waiting: Waiting, *, still: bool) -> Iterator[None]:

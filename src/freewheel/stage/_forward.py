@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -101,7 +101,9 @@ class ForwardStage(DualStage):
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
-    def forward(self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0) -> Tree:
+    def forward(
+        self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0, weight: float = 1.0
+    ) -> Tree:
         """One pass of dual numbers for each tangent. A share of 0 has no loss: a sequence that is not at its end."""
         batch, micro = unit
         if batch not in self._waiting:
@@ -117,7 +119,8 @@ class ForwardStage(DualStage):
         if not self.is_last:
             return self._passed_on(out, self._waiting[batch])
         loss = out[0][0]
-        found = Found(micro, loss * share, size, torch.stack([d for _, (d,) in out]) * share)  # pyright: ignore
+        derivatives = torch.stack([d for _, (d,) in out]) * (share * weight)  # pyright: ignore
+        found = Found(micro, loss * share, size, derivatives)
         self._found.setdefault(batch, []).append(found)
         return loss
 
@@ -157,8 +160,23 @@ class ForwardStage(DualStage):
     def _derived(self, found: list[Found]) -> Derivatives:
         self.losses.append((torch.stack([f.loss for f in found]).sum(0), sum(f.size for f in found)))
         if self.tangents.each == "micro" or self.tangents.perturb == "activations":
-            return {f.micro: f.derivatives for f in found}
-        return {0: torch.stack([f.derivatives for f in found]).sum(0)}
+            return {self.first_piece + f.micro: f.derivatives for f in found}
+        return {self.replica: torch.stack([f.derivatives for f in found]).sum(0)}
+
+    def share(self) -> tuple[Derivatives, list[int]]:
+        """This replica's directional derivatives, and which parameters its tangents have moved."""
+        assert self._learns is not None
+        waiting, derivatives = self._learns
+        return derivatives, sorted(waiting.used)
+
+    def gather(self, shares: Sequence[tuple[Derivatives, list[int]]]) -> None:
+        """Takes all derivatives; the tangents of the other replicas are drawn here where the update needs them."""
+        assert self._learns is not None
+        waiting, every = self._learns[0], {}
+        for derivatives, used in shares:
+            every |= to_device(derivatives, self.device)
+            waiting.moved |= {piece: set(used) for piece in derivatives}
+        self._learns = waiting, every
 
     def norms(self) -> Tensor:
         """The norm of each weight's gradient, for clipping by the norm over all stages."""

@@ -54,9 +54,11 @@ class Stage(ABC):
     epoch: int = 0  # of the batch that is being forwarded, earlier runs included
     version: int = 0
     losses: list[tuple[Tensor, int]] = field(default_factory=list)
+    replica: int = 0
 
     def __post_init__(self) -> None:
         schedule = self.options.schedule
+        self.first_piece = self.replica * schedule.micro  # of each batch, counted through all replicas
         self.is_last = self.index == schedule.stages - 1
         self.delay = schedule.delays[self.index]
         self.hooks: list[Hooks] = [
@@ -89,10 +91,13 @@ class Stage(ABC):
         """Drops what waits for its update."""
 
     @abstractmethod
-    def forward(self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0) -> Tree:
+    def forward(
+        self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0, weight: float = 1.0
+    ) -> Tree:
         """Runs the module on a (micro-)batch and returns what the next stage gets; the last stage returns its loss.
 
-        `share` is this micro-batch's share of the batch. None stands for a micro-batch without samples, and passes.
+        `share` is this micro-batch's share of the replica's samples, `weight` that of these in the whole batch. None
+        stands for a micro-batch without samples, and passes.
         """
 
     # -- calling the module ----------------------------------------------------------------------------------------
@@ -103,7 +108,7 @@ class Stage(ABC):
         if not self._draws and dtype is None:
             return self._plain_call(x, target)
         batch, micro = unit
-        draws = SeededDraws(seed_of(self.options.seed, self.index, self.first_batch + batch, micro))
+        draws = SeededDraws(seed_of(self.options.seed, self.index, self.first_batch + batch, self.first_piece + micro))
         casts = torch.autocast(self.device.type, dtype=dtype) if dtype is not None else nullcontext()
         with casts, draws if self._draws else nullcontext():
             out = self._plain_call(x, target)
@@ -126,6 +131,14 @@ class Stage(ABC):
         return loss
 
     # -- update ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def share(self) -> Tree:
+        """What the other replicas need to know for the next update."""
+
+    @abstractmethod
+    def gather(self, shares: Sequence[Tree]) -> None:
+        """Takes the shares of all replicas, in their order: every one of them makes the same update of them."""
 
     @abstractmethod
     def norms(self) -> Tensor:

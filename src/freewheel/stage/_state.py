@@ -21,6 +21,13 @@ def load_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
             tensor.copy_(tensors[name])
 
 
+def load_buffers(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Copies values into a module's buffers alone."""
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            buffer.copy_(tensors[name])
+
+
 @contextmanager
 def scaled(optimizer: torch.optim.Optimizer, scale: float) -> Iterator[None]:
     """The optimizer with its step size multiplied, for one step."""

@@ -15,10 +15,10 @@ from freewheel.tangents._config import Tangents
 from freewheel.tangents._draw import Drawer
 from freewheel.tangents._scale import alphas
 
-# By micro-batch: a number for each tangent, or for each tangent and each sample. Where the micro-batches share their
-# tangents, and these move weights alone, the sum is at 0.
+# By micro-batch, counted through all replicas: a number for each tangent, or for each tangent and each sample. Where
+# the micro-batches share their tangents, and these move weights alone, the sum is at the number of the replica.
 Derivatives = dict[int, Tensor]
-Place = tuple[int, int]  # micro-batch (0 where they share their tangents), number of the tangent
+Place = tuple[int, int]  # micro-batch (the replica where they share their tangents), number of the tangent
 
 
 @dataclass
@@ -30,6 +30,7 @@ class Waiting:
     used: set[int] = field(default_factory=set)  # the parameters that took part
     kept: dict[Place, dict[int, Tensor]] = field(default_factory=dict)  # tangents by parameter
     moves: dict[Place, list[Move]] = field(default_factory=dict)  # moved activations, by micro-batch in any case
+    moved: dict[int, set[int]] = field(default_factory=dict)  # with replicas: the parameters that took part in each
 
     @property
     def frozen(self) -> bool:
@@ -146,11 +147,12 @@ class Directions:
 
     def gradient(self, waiting: Waiting, derivatives: Derivatives, index: int) -> Tensor | None:
         """The mean of d·u over the tangents of a parameter; None for one that took no part."""
-        if index not in waiting.used:
-            return None
         count, out = self.tangents.tangents, None
-        sets = {0: derivatives} if self.tangents.each == "batch" else {j: {j: d} for j, d in derivatives.items()}
+        apart = self.tangents.each == "micro" or waiting.moved
+        sets = {j: {j: d} for j, d in derivatives.items()} if apart else {0: derivatives}
         for which, together in sets.items():
+            if index not in waiting.moved.get(which, waiting.used):
+                continue
             found = _together(together)
             for p in range(count):
                 kept = waiting.kept.get((which, p), {}).get(index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -27,15 +28,17 @@ class Blueprint:
     scheduler: SchedulerFactory | None
     names: tuple[str | None, ...]  # of the module's parameters, in the whole network
     recurs_later: bool  # whether a later stage has recurrent layers
+    replica: int = 0
 
     def build(self) -> Stage:
-        """The stage."""
-        optimizer = None if self.optimizer is None else make_optimizer(self.optimizer, self.index, self.module)
+        """The stage; that of a later replica has a copy of the module."""
+        module = deepcopy(self.module) if self.replica else self.module
+        optimizer = None if self.optimizer is None else make_optimizer(self.optimizer, self.index, module)
         scheduler = None if self.scheduler is None or optimizer is None else self.scheduler(optimizer)
         kind = ChainStage if self.options.schedule.credit == "chain" else ForwardStage
-        stage = kind(self.index, self.module, self.device, self.options, optimizer, scheduler)
+        stage = kind(self.index, module, self.device, self.options, optimizer, scheduler, replica=self.replica)
         if isinstance(stage, ForwardStage):
-            pairs = zip(self.module.parameters(), self.names)
+            pairs = zip(module.parameters(), self.names)
             stage.name_parameters({id(p): name for p, name in pairs if name is not None})
             stage.recurs_later = self.recurs_later
         return stage

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from freewheel._errors import whole_number
+from freewheel.methods import Pipeline
 from freewheel.plan import Schedule
 from freewheel.stage import Accumulate, Correction
 
@@ -115,6 +116,25 @@ def check_clip(clip: object, scope: object, schedule: Schedule, corrections: Seq
             f"clip_scope='global' with {schedule.name} (delays={schedule.delays}): at no time do the stages hold "
             "gradients of the same batch, so the norm over all of them does not exist before some have been updated; "
             "clip each stage by its own norm (clip_scope='stage')"
+        )
+
+
+def check_replicas(replicas: int, pipeline: Pipeline) -> None:
+    """With several, replicas must be able to tell each other all that they have found in a few numbers."""
+    if replicas == 1 or pipeline.credit == "chain":
+        return
+    tangents = pipeline.tangents
+    if tangents.perturb != "weights":
+        raise ValueError(
+            f"perturb={tangents.perturb!r} with replicas={replicas}: what moved is in one replica alone, so that the "
+            "others cannot rebuild its gradient; use perturb='weights'"
+        )
+    if tangents.direction is not None:
+        raise ValueError(f"direction with replicas={replicas}: every replica has tangents of its own; leave it out")
+    if pipeline.along:
+        raise ValueError(
+            f"steps={pipeline.micro} with replicas={replicas}: sequences are cut along time or shared out to replicas, "
+            "not both; leave one out"
         )
 
 

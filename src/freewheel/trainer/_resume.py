@@ -12,9 +12,11 @@ import torch
 from freewheel.checkpoint import (
     GENERATORS,
     Counts,
+    File,
     Found,
     Restart,
     difference,
+    file_name,
     find,
     read_tensors,
     settings_of,
@@ -51,7 +53,7 @@ def take_up(found: Found, stages: Sequence[Stage], names: Sequence[dict[str, str
             "that, or a checkpoint that is drained (the end of a fit, or trainer.save)"
         )
     by_name = {file.name: file for file in manifest.files}
-    files = [by_name[f"stage-{k}.pt"] for k in range(manifest.settings["stages"])]
+    files = [by_name[file_name(k)] for k in range(manifest.settings["stages"])]
     contents = [read_tensors(found.folder, file) for file in files]
     _check_collected(manifest.settings, stages, contents, same=other is None)
     spread(stages, names, contents, same=other is None)
@@ -64,8 +66,9 @@ def take_up(found: Found, stages: Sequence[Stage], names: Sequence[dict[str, str
         epoch=contents[0]["epoch"],
         fetched=(progress.fetched[0], progress.fetched[-1]),
         folder=found.folder,
-        files=tuple(files) if other is None else (),
+        files=_files(by_name, manifest.settings) if other is None else {},
         counts=() if other is None else _counts(contents, len(stages)),
+        names=tuple(names),
     )
     return Resumed(
         epochs=progress.epochs,
@@ -75,6 +78,13 @@ def take_up(found: Found, stages: Sequence[Stage], names: Sequence[dict[str, str
         history=History.from_dict(manifest.history),
         restart=restart,
     )
+
+
+def _files(by_name: dict[str, File], settings: dict[str, Any]) -> dict[tuple[int, int], File]:
+    """What each stage and replica has written; of a drained pipeline, replica 0 alone."""
+    stages, replicas = settings["stages"], settings.get("replicas", 1)
+    names = {(k, r): file_name(k, r) for r in range(replicas) for k in range(stages)}
+    return {place: by_name[name] for place, name in names.items() if name in by_name}
 
 
 def _check_collected(saved: dict[str, Any], stages: Sequence[Stage], contents: Sequence[Any], *, same: bool) -> None:

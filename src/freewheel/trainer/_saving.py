@@ -172,7 +172,7 @@ class Saving:
         place: tuple[Start, Any] | None,
         seconds: float,
     ) -> Path:
-        files = [saved.file for saved in parts]
+        files = [file for saved in parts for file in (saved.file, *saved.others)]
         progress = None
         if place is not None and place[0].epoch < self._epochs:
             start, generators = place

@@ -27,6 +27,7 @@ from freewheel.trainer._checks import (
     check_clip,
     check_factories,
     check_fit,
+    check_replicas,
     check_slow,
     check_stages,
 )
@@ -62,6 +63,8 @@ class Trainer:
         transport: How messages travel between processes: `shared` memory, `gloo`, or `auto`: the first between
             processes on one host.
         interface: The network interface of gloo's sockets, such as `eth0`; loopback by default on one host.
+        replicas: Copies of the whole pipeline that learn together, each from its own part of every batch; see
+            docs/replicas.md.
         slow: Stragglers, for study: `{1: (0.3, 0.5)}` makes 3 in 10 batches take half as long again at stage 1, drawn
             from the seed; never changes the result.
 
@@ -97,6 +100,7 @@ class Trainer:
         timeout: float = 300.0,
         transport: Transport = "auto",
         interface: str | None = None,
+        replicas: int = 1,
         slow: Mapping[int, tuple[float, float]] | None = None,
     ) -> None:
         modules = check_stages(stages)
@@ -111,12 +115,16 @@ class Trainer:
         self.method = find_method(method)
         self.runtime = runtime
         self.metric = metric
-        self.threads = whole_number("threads", threads, least=1) if threads is not None else share(len(modules))
+        self.replicas = whole_number("replicas", replicas, least=1)
+        places = len(modules) * self.replicas
+        self.threads = whole_number("threads", threads, least=1) if threads is not None else share(places)
         self.seed = whole_number("seed", seed, least=0)
         self._model = stages.model if isinstance(stages, Stages) else Chain(modules)
-        pipeline = self.method.pipeline(len(modules))
+        pipeline = self.method.over(self.replicas).pipeline(len(modules))
+        check_replicas(self.replicas, pipeline)
         global_clip = clip_scope == "global" and clip is not None
-        schedule = pipeline.schedule(slack=whole_number("slack", slack, least=0), norms=global_clip)
+        slack = whole_number("slack", slack, least=0)
+        schedule = pipeline.schedule(slack=slack, norms=global_clip, replicas=self.replicas)
         check_clip(clip, clip_scope, schedule, pipeline.corrections)
         check_autocast(autocast, schedule)
         # A plan repeats itself after its start, so that one a few rounds longer than that shows every rule kept.
@@ -143,10 +151,12 @@ class Trainer:
                 scheduler=scheduler,
                 names=tuple(names.get(id(p)) for p in module.parameters()),
                 recurs_later=any(isinstance(part, Recurrent) for m in modules[k + 1 :] for part in m.modules()),
+                replica=replica,
             )
+            for replica in range(self.replicas)
             for k, (module, home) in enumerate(zip(modules, homes(modules)))
         ]
-        self._stages = [blueprint.build() for blueprint in self._blueprints]
+        self._stages = [blueprint.build() for blueprint in self._blueprints if not blueprint.replica]
         self._abroad = Abroad(
             orders=[blueprint.build for blueprint in self._blueprints],
             timeout=_seconds("timeout", timeout),
@@ -154,9 +164,9 @@ class Trainer:
             interface=interface,
         )
         if runtime == "torchrun":
-            check_started(len(modules))
+            check_started(len(modules), self.replicas)
         if runtime == "processes":
-            for blueprint in self._blueprints:
+            for blueprint in self._blueprints[: len(modules)]:
                 blueprint.check_travels()
         self._check_scale(range(1))
         self._batches = self._epochs = 0
