@@ -16,7 +16,8 @@ HERE = Path(__file__).parent
 def torchrun(*arguments: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
     """Starts torchrun on this host; both outputs together."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     return subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, env=env
     )

@@ -67,7 +67,7 @@ def take_up(found: Found, stages: Sequence[Stage], names: Sequence[dict[str, str
         fetched=(progress.fetched[0], progress.fetched[-1]),
         folder=found.folder,
         files=_files(by_name, manifest.settings) if other is None else {},
-        counts=() if other is None else _counts(contents, len(stages)),
+        counts=() if other is None else _counts(found, len(stages)),
         names=tuple(names),
     )
     return Resumed(
@@ -96,7 +96,9 @@ def _check_collected(saved: dict[str, Any], stages: Sequence[Stage], contents: S
         )
 
 
-def _counts(contents: Sequence[Any], stages: int) -> tuple[Counts, ...]:
+def _counts(found: Found, stages: int) -> tuple[Counts, ...]:
     """For other stages than those that counted: the losses, which are the last stage's, and nothing else."""
-    losses = Counts(*contents[-1]["counts"]).losses
+    settings, by_name = found.manifest.settings, {file.name: file for file in found.manifest.files}
+    lasts = [file for (k, _), file in _files(by_name, settings).items() if k == settings["stages"] - 1]
+    losses = [loss for last in lasts for loss in Counts(*read_tensors(found.folder, last)["counts"]).losses]
     return (*[Counts()] * (stages - 1), Counts(losses=losses))
