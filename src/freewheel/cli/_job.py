@@ -68,6 +68,7 @@ def prepare(settings: Settings) -> Job:
         optimizer=settings.optimizer_factory(),
         scheduler=_scheduler(settings, updates=settings.epochs * len(data.train)),
         runtime=settings.runtime,
+        replicas=settings.replicas,
         seed=settings.seed,
         clip=settings.clip,
         autocast=torch.bfloat16 if settings.bf16 else None,

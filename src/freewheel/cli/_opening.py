@@ -28,7 +28,8 @@ def opening(job: Job) -> Iterator[str]:
         f"locks left {', '.join(locks(plan)) or 'none'}"
     )
     stages, threads = plural(len(job.stages), "stage"), plural(job.trainer.threads, "thread")
-    yield f"runtime  {job.trainer.runtime}: {stages}, {threads} each"
+    replicas = f" in each of {job.trainer.replicas} replicas" if job.trainer.replicas > 1 else ""
+    yield f"runtime  {job.trainer.runtime}: {stages}{replicas}, {threads} each"
     yield f"steps    {settings.optimizer_name}: {values}, {settings.schedule} schedule, seed {settings.seed}"
     if settings.forward:
         yield f"tangents {tangents_in_words(job.trainer.method.pipeline(len(job.stages)).tangents)}"

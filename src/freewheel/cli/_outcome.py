@@ -106,6 +106,7 @@ class Outcome:
             "transfer": None if job.transfer is None else asdict(job.transfer),
             "optimizer": {"name": job.settings.optimizer_name, **job.settings.optimizer_settings()},
             "stages": len(job.stages),
+            "replicas": job.trainer.replicas,
             "threads_per_stage": job.trainer.threads,
             "split": {**asdict(job.stages.report), "speedup": job.stages.report.speedup},
             "history": self.history.as_dict(),

@@ -58,6 +58,7 @@ class Settings:
     transfer_ramp: int | None
     transfer_peak: float | None
     runtime: str
+    replicas: int
     threads: int | None
     slack: int
     device: str
@@ -85,6 +86,7 @@ class Settings:
         whole_number("--seed", self.seed, least=0)
         for flag, value in (
             ("--stages", self.stages),
+            ("--replicas", self.replicas),
             ("--threads", self.threads),
             ("--limit", self.limit),
             ("--test-limit", self.test_limit),
@@ -146,7 +148,7 @@ class Settings:
     @property
     def stage_threads(self) -> int:
         """Intra-op threads of each stage: as asked for, or the cores shared out."""
-        return share(self.stage_count) if self.threads is None else self.threads
+        return share(self.stage_count * self.replicas) if self.threads is None else self.threads
 
     @property
     def stragglers(self) -> dict[int, tuple[float, float]]:
@@ -166,7 +168,7 @@ class Settings:
     @cached_property
     def pipeline(self) -> Pipeline:
         """What it comes to for these stages; refused here if it is not made for so many."""
-        return self.chosen_method.pipeline(self.stage_count)
+        return self.chosen_method.over(self.replicas).pipeline(self.stage_count)
 
     @property
     def forward(self) -> bool:

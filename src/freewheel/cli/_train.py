@@ -137,6 +137,14 @@ def train(
             rich_help_panel=RUN,
         ),
     ] = "threads",
+    replicas: Annotated[
+        int,
+        typer.Option(
+            metavar="R",
+            help="Copies of all stages that learn together, each from its part of every batch.",
+            rich_help_panel=RUN,
+        ),
+    ] = 1,
     threads: Annotated[
         int | None,
         typer.Option(
