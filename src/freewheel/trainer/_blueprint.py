@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from freewheel.stage import ChainStage, ForwardStage, Stage, StageOptions
+from freewheel.stage import ChainStage, ForwardStage, Recurrent, Stage, StageOptions, homes
 from freewheel.trainer._checks import OptimizerFactory, make_optimizer
 
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
@@ -61,3 +61,29 @@ class Blueprint:
                     f"{name} cannot be taken to another process ({reason}): define its functions and classes at the "
                     "top of a module (functools.partial in place of a lambda), or use runtime='threads'"
                 ) from None
+
+
+def blueprints(
+    modules: Sequence[nn.Module],
+    model: nn.Module,
+    options: StageOptions,
+    optimizers: Sequence[OptimizerFactory | None],
+    scheduler: SchedulerFactory | None,
+) -> list[Blueprint]:
+    """Those of all stages, replica by replica; `model` is the whole network."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return [
+        Blueprint(
+            index=k,
+            module=module,
+            device=home,
+            options=options,
+            optimizer=optimizers[k],
+            scheduler=scheduler,
+            names=tuple(names.get(id(p)) for p in module.parameters()),
+            recurs_later=any(isinstance(part, Recurrent) for m in modules[k + 1 :] for part in m.modules()),
+            replica=replica,
+        )
+        for replica in range(options.schedule.replicas)
+        for k, (module, home) in enumerate(zip(modules, homes(modules)))
+    ]

@@ -18,9 +18,9 @@ from freewheel.methods import method as find_method
 from freewheel.plan import Plan
 from freewheel.runtime import RUNTIMES, TRANSPORTS, Abroad, Transport, check_started, joined_job
 from freewheel.split import Stages
-from freewheel.stage import ForwardStage, Loss, Recurrent, StageOptions, homes
+from freewheel.stage import ForwardStage, Loss, StageOptions
 from freewheel.tangents import check_patterns
-from freewheel.trainer._blueprint import Blueprint, SchedulerFactory
+from freewheel.trainer._blueprint import SchedulerFactory, blueprints
 from freewheel.trainer._checks import (
     OptimizerFactory,
     check_autocast,
@@ -139,26 +139,10 @@ class Trainer:
             seed=self.seed,
             slow=check_slow("slow", slow, len(modules)),
         )
-        names = {id(p): name for name, p in self._model.named_parameters()}
-        factories = check_factories(optimizer, modules)
-        self._blueprints = [
-            Blueprint(
-                index=k,
-                module=module,
-                device=home,
-                options=self._options,
-                optimizer=factories[k],
-                scheduler=scheduler,
-                names=tuple(names.get(id(p)) for p in module.parameters()),
-                recurs_later=any(isinstance(part, Recurrent) for m in modules[k + 1 :] for part in m.modules()),
-                replica=replica,
-            )
-            for replica in range(self.replicas)
-            for k, (module, home) in enumerate(zip(modules, homes(modules)))
-        ]
-        self._stages = [blueprint.build() for blueprint in self._blueprints if not blueprint.replica]
+        drawn = blueprints(modules, self._model, self._options, check_factories(optimizer, modules), scheduler)
+        self._stages = [blueprint.build() for blueprint in drawn[: len(modules)]]
         self._abroad = Abroad(
-            orders=[blueprint.build for blueprint in self._blueprints],
+            orders=[blueprint.build for blueprint in drawn],
             timeout=_seconds("timeout", timeout),
             transport=transport,
             interface=interface,
@@ -166,7 +150,7 @@ class Trainer:
         if runtime == "torchrun":
             check_started(len(modules), self.replicas)
         if runtime == "processes":
-            for blueprint in self._blueprints[: len(modules)]:
+            for blueprint in drawn[: len(modules)]:
                 blueprint.check_travels()
         self._check_scale(range(1))
         self._batches = self._epochs = 0
