@@ -218,6 +218,8 @@ def test_processes_equal_simulate_bit_for_bit(name):
 
 SCRIPT = """
 import os
+import torch
+import torch.distributed as dist
 import freewheel as fw
 from rows import batches, network, same_bits, tensors, trainer
 
@@ -230,11 +232,17 @@ for method in (fw.PipeDream(), fw.FGDDP(scale=0.1)):
         out.append((tensors(*stages), history.losses, history.metrics))
     if not same_bits(out[0][0], out[1][0]) or out[0][1:] != out[1][1:]:
         print(f"rank {os.environ['RANK']}: {method.name} differs", flush=True)
+mesh, rank = made.mesh(), int(os.environ["RANK"])
+total = torch.tensor([float(rank)])
+dist.all_reduce(total, group=mesh.get_group("replica"))  # ranks 0 and 2 have stage 0, 1 and 3 stage 1
+if mesh.mesh_dim_names != ("replica", "stage") or mesh.mesh.tolist() != [[0, 1], [2, 3]] or total != 2 + rank % 2 * 2:
+    print(f"rank {rank}: the mesh is {mesh}, and the sum {total}", flush=True)
+dist.destroy_process_group()
 print(f"rank {os.environ['RANK']} done", flush=True)
 """
 
 
-def test_torchrun_equals_simulate_bit_for_bit(tmp_path):
+def test_torchrun_equals_simulate_bit_for_bit_and_is_a_mesh(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = torchrun("--nproc-per-node=4", str(script))
@@ -349,6 +357,13 @@ def test_what_makes_no_sense_is_refused(case):
     make, text = REFUSED[case]
     with pytest.raises(ValueError, match=re.escape(text)):
         make()
+
+
+def test_one_process_is_no_mesh():
+    with pytest.raises(
+        RuntimeError, match="mesh with runtime='simulate': only the processes of 'torchrun' form a mesh"
+    ):
+        trainer(network(2), "bp", replicas=2).mesh()
 
 
 def test_torchrun_needs_a_process_for_each_stage_of_each_replica(monkeypatch):

@@ -6,6 +6,7 @@ from freewheel.runtime._errors import LostError, StageError
 from freewheel.runtime._feed import START, Feed, Start
 from freewheel.runtime._generators import recall, remember, seeded
 from freewheel.runtime._interpreter import NOT_FINITE, Part
+from freewheel.runtime._mesh import device_mesh
 from freewheel.runtime._processes import processes
 from freewheel.runtime._run import Abroad, Cut, Outcome, Run
 from freewheel.runtime._simulate import simulate
@@ -37,6 +38,7 @@ __all__ = [
     "Start",
     "Transport",
     "check_started",
+    "device_mesh",
     "is_slow",
     "joined_job",
     "processes",

@@ -82,7 +82,7 @@ def torchrun(run: Run) -> Outcome:
     """Runs this process's stage to the end; every process returns the same outcome."""
     rank = int(os.environ["RANK"])
     prefix = f"freewheel/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_runs)}"
-    store = prefixed(prefix, _store(run.abroad.timeout))
+    store = prefixed(prefix, shared_store(run.abroad.timeout))
     if rank == CALLER:
         store.set("files", run.saver.token if run.saver else "")
         store.set("token", secrets.token_hex(8))
@@ -104,7 +104,7 @@ def torchrun(run: Run) -> Outcome:
 
 
 @cache
-def _store(timeout: float) -> Any:
+def shared_store(timeout: float) -> Any:
     """The store that torchrun's agent serves, or that rank 0 does."""
     if dist.is_initialized():
         return dist.distributed_c10d._get_default_store()

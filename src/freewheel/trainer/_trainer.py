@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from freewheel._cores import intra_op_threads, share
 from freewheel._errors import unknown, whole_number
@@ -16,7 +17,7 @@ from freewheel.checkpoint import Found, find, full_names
 from freewheel.methods import Method
 from freewheel.methods import method as find_method
 from freewheel.plan import Plan
-from freewheel.runtime import RUNTIMES, TRANSPORTS, Abroad, Transport, check_started, joined_job
+from freewheel.runtime import RUNTIMES, TRANSPORTS, Abroad, Transport, check_started, device_mesh, joined_job
 from freewheel.split import Stages
 from freewheel.stage import ForwardStage, Loss, StageOptions
 from freewheel.tangents import check_patterns
@@ -246,6 +247,12 @@ class Trainer:
     def model(self) -> nn.Module:
         """The trained network: the model that was split, with its own parameter names, or the stages in a row."""
         return self._model
+
+    def mesh(self) -> DeviceMesh:
+        """Under `torchrun`, its processes as a mesh of R replicas by K stages, for collectives of one's own."""
+        if self.runtime != "torchrun":
+            raise RuntimeError(f"mesh with runtime={self.runtime!r}: only the processes of 'torchrun' form a mesh")
+        return device_mesh(len(self._stages), self.replicas, timeout=self._abroad.timeout)
 
     def evaluate(self, loader: Iterable[Any]) -> Score:
         """The loss and the metric on a loader, in eval mode; nothing is changed."""
