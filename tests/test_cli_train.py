@@ -63,6 +63,19 @@ def test_the_default_run_learns_digits():
     assert lines[-1].endswith(" images/s")
 
 
+def test_replicas_are_told_of_and_give_the_same_weights_on_every_runtime(tmp_path):
+    assert "runtime  threads: 2 stages in each of 2 replicas, 1 thread each" in good(*BRIEF, "--replicas", "2")
+    runs = [
+        weights(tmp_path / f"{runtime}.pt", *BRIEF, "--replicas", "2", "--runtime", runtime)
+        for runtime in ("threads", "simulate")
+    ]
+    assert same(*runs)
+    assert not same(runs[0], weights(tmp_path / "alone.pt", *BRIEF))
+    forward = ("--model", "digits-cnn", "--method", "fgd-dp", "--replicas", "3")
+    assert record(tmp_path / "run.json", *forward)["replicas"] == 3
+    assert "--replicas=0: give 1 or more" in run(*BRIEF, "--replicas", "0").output
+
+
 def test_quiet_prints_the_closing_lines_alone():
     lines = good(*BRIEF, "--quiet").splitlines()
     assert len(lines) == 2

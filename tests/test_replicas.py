@@ -24,10 +24,10 @@ NAMES = ("bp", "gpipe", "pipedream", "fdg", "dsp", "pipemare", "fgd", "asyncfgd"
 EIGHT = partial(batches, 8, size=21, small=20)  # shards of unequal lengths, none of one sample
 
 
-def double(*, norm: bool = True) -> list[nn.Module]:
-    """Two stages in float64, without dropout."""
+def double(*, norm: bool = True, drop: float = 0.0) -> list[nn.Module]:
+    """Two stages in float64."""
     torch.manual_seed(0)
-    first = [nn.Linear(6, 8), nn.Tanh(), *([nn.BatchNorm1d(8)] if norm else [])]
+    first = [nn.Linear(6, 8), nn.Tanh(), *([nn.BatchNorm1d(8)] if norm else []), *([nn.Dropout(drop)] if drop else [])]
     return [nn.Sequential(*first).double(), nn.Sequential(nn.Linear(8, 3)).double()]
 
 
@@ -108,6 +108,14 @@ def test_without_batch_norm_and_delay_it_is_the_whole_batch(method, options):
         assert [epoch.samples for epoch in history.epochs] == [epoch.samples for epoch in histories[0].epochs]
 
 
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_replicas_have_the_dropout_of_micro_batches(replicas):
+    ours, theirs = double(drop=0.3), double(drop=0.3)
+    fitted(ours, "bp", pairs(), replicas=replicas)
+    fitted(theirs, fw.GPipe(micro=replicas), pairs())
+    assert distance(ours, [dict(stage.named_parameters()) for stage in theirs]) < 1e-12
+
+
 FORWARD = {
     "fgd": (fw.FGD(scale=0.1), (0, 0)),
     "fgd-dp": (fw.FGDDP(scale=0.1), (0, 0)),
@@ -121,10 +129,10 @@ def test_forward_gradients_are_those_of_pieces_with_their_own_tangents(name, rep
     method, delays = FORWARD[name]
     pieces = fw.Tangents(scale=0.1, each="micro")
     alone = fw.Pipeline(credit="forward", delays=delays, micro=replicas, tangents=pieces)
-    found = fitted(double(norm=False), method, pairs(), replicas=replicas)
-    wanted = fitted(double(norm=False), alone, pairs())
+    found = fitted(double(norm=False, drop=0.3), method, pairs(), replicas=replicas)
+    wanted = fitted(double(norm=False, drop=0.3), alone, pairs())
     assert max((a - b).abs().max() for a, b in zip(found, wanted)) < 1e-12
-    other = fitted(double(norm=False), method, pairs(), replicas=5 - replicas)
+    other = fitted(double(norm=False, drop=0.3), method, pairs(), replicas=5 - replicas)
     assert max((a - b).abs().max() for a, b in zip(found, other)) > 1e-6
 
 
@@ -264,6 +272,27 @@ def test_saved_by_one_runtime_and_taken_up_by_another(tmp_path, name):
     assert same_bits(tensors(*stages), expected)
     alone = trainer(network(2, seed=5), method, make=partial(fw.Trainer.resume, tmp_path / end))
     assert same_bits(tensors(*alone.stages), expected)
+
+
+class Centred(nn.Module):
+    """Takes a running mean off its input, in training too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = self.mean.clone()
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        return x - mean
+
+
+def test_every_replica_takes_up_its_own_buffers(tmp_path):
+    first, again = ([nn.Sequential(Centred(), *network(2)[0]), network(2)[1]] for _ in range(2))
+    trainer(first, "fdg", replicas=2).fit(EIGHT(), epochs=2, save_to=tmp_path, save_every=6)
+    *_, before, _ = sorted(os.listdir(tmp_path))
+    trainer(again, "fdg", make=partial(fw.Trainer.resume, tmp_path / before), replicas=2).fit(EIGHT(), epochs=2)
+    assert same_bits(tensors(*first), tensors(*again))
 
 
 def test_batches_in_flight_belong_to_as_many_replicas(tmp_path):
