@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from functools import partial
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import freewheel as fw
-from freewheel.runtime import StageError
+from freewheel.runtime import LostError, StageError
 from freewheel.runtime._replicas import Peers
 from reference import SGD, Gradient, Reference, distance
 from rows import ROWS, batches, network, same_bits, tensors, trainer
@@ -353,6 +354,25 @@ def test_an_error_names_the_replica(runtime, where):
     with pytest.raises(StageError, match=text) as found:
         trainer(stages, "fdg", replicas=2, runtime=runtime, timeout=60).fit(data)
     assert (found.value.stage, found.value.replica, found.value.batch) == (0, 1, 3)
+
+
+class Killer(nn.Module):
+    """Ends its process where it meets a certain value."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.max() > 1e3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+
+def test_a_lost_process_is_called_by_its_replica():
+    data = EIGHT()
+    data[3][0][-1] = 1e6
+    stages = network(2)
+    stages[0].insert(0, Killer())
+    text = r"stage 0, replica 1 \(rank 2, pid \d+ on \S+\) was ended by signal 9"
+    with pytest.raises(LostError, match=text):
+        trainer(stages, "fdg", replicas=2, runtime="processes", timeout=60).fit(data)
 
 
 REFUSED = {
