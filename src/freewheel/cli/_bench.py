@@ -11,6 +11,7 @@ from freewheel.cli._bench_forward import forward
 from freewheel.cli._bench_memory import memory
 from freewheel.cli._bench_run import Json, Repeats, measure, show_speeds, write
 from freewheel.cli._bench_straggler import straggler
+from freewheel.cli._bench_transport import transport
 from freewheel.cli._output import say
 
 bench = typer.Typer(help="Measure, on this machine.", no_args_is_help=True)
@@ -52,3 +53,4 @@ def _show(batch_size: str, part: Mapping[str, Any]) -> None:
 
 bench.command()(forward)
 bench.command()(straggler)
+bench.command()(transport)

@@ -75,7 +75,7 @@ def processes(run: Run) -> Outcome:
     store, port = fresh_store(abroad.timeout)
     store.set("token", secrets.token_hex(8))
     roles = [*titles(run.schedule), "the caller"]
-    context = _context()
+    context = worker_context()
     workers = [
         context.Process(target=_work, args=(order, rank, roles, port), name=f"freewheel-stage-{rank}", daemon=True)
         for rank, order in enumerate(orders)
@@ -126,7 +126,7 @@ def _packed_order(run: Run, rank: int) -> bytes:
     return pickle.dumps(order)
 
 
-def _context() -> Any:
+def worker_context() -> Any:
     """How workers are started: by a server process that has torch loaded, where the system has that."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")

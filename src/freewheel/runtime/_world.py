@@ -105,15 +105,15 @@ class World:
                 if wire.name in shared:
                     senders[wire.name] = SharedSender(self._call(wire), wire.capacity, peer)
                 else:
-                    senders[wire.name] = GlooSender(self._gloo, wire.receiver, tag, wire.capacity, peer)
+                    senders[wire.name] = GlooSender(self.gloo, wire.receiver, tag, wire.capacity, peer)
             elif wire.receiver == self.rank and wire.name not in shared:
-                receivers[wire.name] = GlooReceiver(self._gloo, wire.sender, tag, self.titles[wire.sender])
+                receivers[wire.name] = GlooReceiver(self.gloo, wire.sender, tag, self.titles[wire.sender])
         awaited = {wire.name: wire for wire in wires if wire.receiver == self.rank and wire.name in shared}
         while len(awaited) > sum(name in receivers for name in awaited):
             name, line = self._answer(awaited)
             receivers[name] = SharedReceiver(line, self.titles[awaited[name].sender])
         if len(shared) < len(wires):
-            self._gloo  # noqa: B018 - everybody takes part in making the group
+            self.gloo  # noqa: B018 - everybody takes part in making the group
         return senders, receivers
 
     def _is_shared(self, wire: Wire) -> bool:
@@ -126,7 +126,8 @@ class World:
         return together and self._transport != "gloo"
 
     @cached_property
-    def _gloo(self) -> Any:
+    def gloo(self) -> Any:
+        """torch.distributed's group of all processes, made when the first wire needs it."""
         options = dist.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
         options._timeout = timedelta(days=1)  # waiting is no error: a lost peer is noticed by its missing pulse
         interface = self._interface or os.environ.get("GLOO_SOCKET_IFNAME")
