@@ -1,8 +1,8 @@
 """`freewheel bench transport`: how long a message is under way, by its size.
 
 A message goes to another process and comes back, again and again; half of a round trip is one way, the copies of the
-sender and of the receiver included. The contenders take turns at each size, and the medians over the turns are compared,
-so that a noisy machine is noisy for all of them. Between threads nothing is copied, and size does not matter.
+sender and of the receiver included. The contenders take turns at each size, and the medians over the turns are
+compared, so that a noisy machine is noisy for all of them. Between threads nothing is copied, and size does not matter.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ from freewheel.cli._bench import bench
 from freewheel.cli._methods import methods
 from freewheel.cli._output import say
 from freewheel.cli._plan import plan
+from freewheel.cli._ranks import follows, is_ours
 from freewheel.cli._train import train
-from freewheel.runtime import StageError
+from freewheel.runtime import LostError, StageError, rank_and_size
 
 INTERRUPTED = 130
 
@@ -26,14 +27,17 @@ class FriendlyGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            say("interrupted", error=True)
+            if not follows():
+                say("interrupted", error=True)
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             raise  # whoever was reading has gone, as in `freewheel plan … | head`
-        except (ValueError, TypeError, OSError, ImportError, StageError) as error:
+        except (ValueError, TypeError, OSError, ImportError, StageError, LostError) as error:
             if ctx.params.get("debug"):
                 raise
-            say(f"error: {str(error) or type(error).__name__}", error=True)
+            if is_ours():
+                who = f"rank {rank_and_size()[0]}: " if follows() else ""
+                say(f"{who}error: {str(error) or type(error).__name__}", error=True)
             raise typer.Exit(2) from None
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import freewheel
+from freewheel.cli._ranks import as_rank_0, follows
 from freewheel.cli._settings import Settings
 from freewheel.cli._transfer import with_schedule
 from freewheel.data import Data
@@ -49,6 +50,8 @@ def prepare(settings: Settings) -> Job:
     untrained = copy.deepcopy(model)
     example, _ = next(data.train.epoch(0))
     example = example.to(settings.devices[0])
+    if follows():
+        settings = as_rank_0(settings)
     stages = freewheel.split(
         model.to(settings.devices[0]),
         None if settings.at or settings.balance else settings.stage_count,
@@ -58,6 +61,8 @@ def prepare(settings: Settings) -> Job:
         balance=settings.balance,
         threads=settings.stage_threads,
     )
+    if not follows():
+        as_rank_0(settings, cut_of(settings, stages))
     for stage, device in zip(stages, settings.devices):
         stage.to(device)
     make = freewheel.Trainer if settings.resume is None else partial(freewheel.Trainer.resume, settings.resume)
@@ -67,7 +72,7 @@ def prepare(settings: Settings) -> Job:
         loss=F.cross_entropy,
         optimizer=settings.optimizer_factory(),
         scheduler=_scheduler(settings, updates=settings.epochs * len(data.train)),
-        runtime=settings.runtime,
+        runtime=settings.runtime_name,
         replicas=settings.replicas,
         seed=settings.seed,
         clip=settings.clip,
@@ -85,6 +90,11 @@ def prepare(settings: Settings) -> Job:
         pretrained=pretrained,
         transfer=transfer,
     )
+
+
+def cut_of(settings: Settings, stages: freewheel.Stages) -> list[int] | None:
+    """How many parts of the network each stage has, for another process to cut it there too; None with `--at`."""
+    return [len(names) for names in stages.report.names] if not settings.at and len(stages) > 1 else None
 
 
 def _load(settings: Settings) -> Data:
@@ -105,4 +115,4 @@ def _load(settings: Settings) -> Data:
 def _scheduler(settings: Settings, *, updates: int):
     if settings.schedule == "constant":
         return None
-    return lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=updates)
+    return partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=updates)

@@ -105,6 +105,7 @@ class Outcome:
             "pretrained": None if job.pretrained is None else asdict(job.pretrained),
             "transfer": None if job.transfer is None else asdict(job.transfer),
             "optimizer": {"name": job.settings.optimizer_name, **job.settings.optimizer_settings()},
+            "runtime": job.trainer.runtime,
             "stages": len(job.stages),
             "replicas": job.trainer.replicas,
             "threads_per_stage": job.trainer.threads,

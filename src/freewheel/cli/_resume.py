@@ -9,9 +9,10 @@ from typing import Any
 
 import freewheel
 from freewheel.checkpoint import find, finished, seal, unseal, write_text
-from freewheel.cli._job import Job
+from freewheel.cli._job import Job, cut_of
 from freewheel.cli._output import plain_data
 from freewheel.cli._settings import Settings
+from freewheel.runtime import is_one_of_several
 from freewheel.trainer import History
 
 NAME = "settings.json"
@@ -33,8 +34,7 @@ def remember_run(job: Job) -> None:
     arguments = {name: value for name, value in asdict(settings).items() if name not in NOT_STORED}
     arguments |= {name: str(arguments[name].resolve()) for name in PATHS if arguments[name] is not None}
     arguments |= {"stages": settings.stage_count, "threads": settings.stage_threads}
-    if not settings.at and len(job.stages) > 1:
-        arguments["balance"] = [len(names) for names in job.stages.report.names]
+    arguments["balance"] = cut_of(settings, job.stages)
     folder.mkdir(parents=True, exist_ok=True)
     content = seal({"freewheel": freewheel.__version__, "arguments": plain_data(arguments)})
     unfinished = folder / f".{NAME}-{os.getpid()}"
@@ -56,6 +56,8 @@ def settings_of_run(folder: Path, given: dict[str, Any], typed: list[str]) -> Se
         raise FileNotFoundError(f"--resume {folder}: there is no {NAME}, so it is not a folder that --save-to named")
     stored: dict[str, Any] = unseal(folder / NAME)["arguments"]
     stored |= {name: Path(stored[name]) for name in PATHS if stored[name] is not None}
+    if (stored["runtime"] == "torchrun") != is_one_of_several():
+        stored["runtime"] = None  # it goes on in the way it is started now
     for name in typed:
         flag = f"--{name.replace('_', '-')}"
         if name == "save_to" and given[name].resolve() != folder.resolve():

@@ -11,6 +11,7 @@ from freewheel.cli._one_core import OneCore
 from freewheel.cli._opening import opening
 from freewheel.cli._outcome import Outcome
 from freewheel.cli._output import as_json, say
+from freewheel.cli._ranks import follows
 from freewheel.cli._resume import history_of_run, remember_run
 from freewheel.cli._settings import Settings
 
@@ -21,7 +22,8 @@ def run(settings: Settings) -> Outcome:
     if not settings.quiet:
         for line in opening(job):
             say(line)
-    remember_run(job)
+    if not follows():
+        remember_run(job)
     one_core = OneCore(job) if settings.compare else None
     _measure(one_core, settings)
     if settings.resume is not None and job.trainer.unfinished is None:

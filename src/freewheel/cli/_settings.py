@@ -16,6 +16,7 @@ from freewheel.cli._options import find_method, read_options, read_slow
 from freewheel.cli._output import check_file
 from freewheel.cli._transfer import TransferFlags
 from freewheel.methods import Method, Pipeline
+from freewheel.runtime import RUNTIMES, check_started, is_one_of_several, is_started, rank_and_size
 from freewheel.trainer import check_slow
 
 # Each optimizer's settings where none are given; those of sgd are tried on digits with delays of up to three batches.
@@ -57,7 +58,7 @@ class Settings:
     transfer_warmup: int | None
     transfer_ramp: int | None
     transfer_peak: float | None
-    runtime: str
+    runtime: str | None
     replicas: int
     threads: int | None
     slack: int
@@ -94,6 +95,7 @@ class Settings:
         ):
             if value is not None:
                 whole_number(flag, value, least=1)
+        self._check_runtime()
         if self.at and self.split is not None:
             raise ValueError(f"--split {self.split} with --at {self.at[0]}: both say where to cut, give one")
         if self.at and self.stages is not None and self.stages != len(self.at) + 1:
@@ -138,12 +140,35 @@ class Settings:
             raise ValueError(f"--save-every {self.save_every}: give a number of batches, 1 or more, or epoch")
         return int(self.save_every)
 
+    def _check_runtime(self) -> None:
+        if self.runtime_name not in RUNTIMES:
+            raise unknown("runtime", self.runtime_name, RUNTIMES)
+        if self.runtime_name == "torchrun":
+            if not is_started():
+                raise ValueError(
+                    "--runtime torchrun: torchrun has not started this; run torchrun --nproc-per-node "
+                    f"{self.stages or 2} -m freewheel.cli train, or give --runtime processes"
+                )
+            check_started(self.stage_count)
+        elif is_one_of_several():
+            raise ValueError(
+                f"--runtime {self.runtime_name} under torchrun: every process would train all stages; leave --runtime "
+                "out"
+            )
+
+    @property
+    def runtime_name(self) -> str:
+        """The runtime: as asked for, or torchrun where that has started this process, threads elsewhere."""
+        return self.runtime or ("torchrun" if is_one_of_several() else "threads")
+
     @property
     def stage_count(self) -> int:
-        """The number of stages K: as asked for, or one for each core, from two to four."""
+        """The number of stages K: as asked for, or one for each process, or for each core, from two to four."""
         if self.at:
             return len(self.at) + 1
-        return max(2, min(4, cores())) if self.stages is None else self.stages
+        if self.stages is not None:
+            return self.stages
+        return rank_and_size()[1] if self.runtime_name == "torchrun" else max(2, min(4, cores()))
 
     @property
     def stage_threads(self) -> int:

@@ -10,6 +10,7 @@ import typer
 
 from freewheel.cli._options import option_flag
 from freewheel.cli._output import say
+from freewheel.cli._ranks import follows, silenced
 from freewheel.cli._resume import settings_of_run
 from freewheel.cli._run import run, write
 from freewheel.cli._settings import Settings
@@ -71,7 +72,7 @@ def train(
             "--stages",
             "-k",
             metavar="K",
-            help="Number of stages; one a core, 2 to 4, if not given.",
+            help="Number of stages; one a core, 2 to 4, if not given, or one a process of torchrun.",
             rich_help_panel=NETWORK,
         ),
     ] = None,
@@ -130,13 +131,13 @@ def train(
         ),
     ] = None,
     runtime: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="NAME",
-            help="threads, or simulate: the same weights in one thread.",
+            help="threads, processes, torchrun (if started by that), or simulate; all give the same weights.",
             rich_help_panel=RUN,
         ),
-    ] = "threads",
+    ] = None,
     replicas: Annotated[
         int,
         typer.Option(
@@ -255,6 +256,9 @@ def train(
         sources = {name: ctx.get_parameter_source(name) for name in given}
         typed = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
         settings = settings_of_run(resume, given, typed)
+    if follows():
+        run(silenced(settings))
+        return
     outcome = run(settings)
     if not quiet:
         outcome.show_epochs()

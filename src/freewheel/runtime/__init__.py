@@ -8,11 +8,20 @@ from freewheel.runtime._generators import recall, remember, seeded
 from freewheel.runtime._interpreter import NOT_FINITE, Part
 from freewheel.runtime._mesh import device_mesh
 from freewheel.runtime._processes import processes
+from freewheel.runtime._ranks import (
+    check_started,
+    is_one_of_several,
+    is_started,
+    joined_job,
+    of_rank_0,
+    rank_and_size,
+    store_of,
+)
 from freewheel.runtime._run import Abroad, Cut, Outcome, Run
 from freewheel.runtime._simulate import simulate
 from freewheel.runtime._straggler import is_slow
 from freewheel.runtime._threads import threads
-from freewheel.runtime._torchrun import check_started, joined_job, torchrun
+from freewheel.runtime._torchrun import torchrun
 from freewheel.runtime._world import TRANSPORTS, Transport
 
 RUNTIMES: dict[str, Callable[[Run], Outcome]] = {
@@ -39,13 +48,18 @@ __all__ = [
     "Transport",
     "check_started",
     "device_mesh",
+    "is_one_of_several",
     "is_slow",
+    "is_started",
     "joined_job",
+    "of_rank_0",
     "processes",
+    "rank_and_size",
     "recall",
     "remember",
     "seeded",
     "simulate",
+    "store_of",
     "threads",
     "torchrun",
 ]

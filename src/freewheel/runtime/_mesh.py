@@ -7,7 +7,7 @@ import os
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from freewheel.runtime._torchrun import shared_store
+from freewheel.runtime._ranks import shared_store
 from freewheel.runtime._world import prefixed
 
 DIMENSIONS = ("replica", "stage")

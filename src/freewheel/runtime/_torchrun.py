@@ -11,21 +11,15 @@ the end every process has the whole trained network, and the same history.
 
 from __future__ import annotations
 
-import os
 import queue
 import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
-from functools import cache
+from functools import partial
 from itertools import count
 from typing import Any
-
-import torch.distributed as dist
-from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
-from torch.distributed.rendezvous import rendezvous
 
 from freewheel._cores import intra_op_threads
 from freewheel.runtime._channels import Channel, ClosedError
@@ -33,56 +27,24 @@ from freewheel.runtime._errors import LostError
 from freewheel.runtime._interpreter import Interpreter
 from freewheel.runtime._lead import Lead, load_states, stuck
 from freewheel.runtime._pulse import Pulse
+from freewheel.runtime._ranks import check_same, declare, rank_and_size, store_of
 from freewheel.runtime._replicas import titles
 from freewheel.runtime._run import Outcome, Run
 from freewheel.runtime._threads import Events, attend, stage_thread
 from freewheel.runtime._wiring import RemoteFeed, close_all, links_of, packed, release_all, wires_of
-from freewheel.runtime._world import World, prefixed
+from freewheel.runtime._world import World
 from freewheel.stage import Stage
 
 CALLER = 0
 GRACE_SECONDS = 2.0
 _runs = count()
-_jobs = count()
-
-
-def check_started(stages: int, replicas: int = 1) -> None:
-    """Refuses a process that torchrun has not started, or not as many of as there are stages in all replicas."""
-    wanted = stages * replicas
-    if not dist.is_torchelastic_launched() and "RANK" not in os.environ:
-        raise RuntimeError(
-            f"runtime='torchrun' in a process that torchrun has not started: run torchrun --nproc-per-node {wanted} "
-            "SCRIPT, or use runtime='processes'"
-        )
-    size = int(os.environ["WORLD_SIZE"])
-    if size == wanted:
-        return
-    of = f" in each of {replicas} replicas" if replicas > 1 else ""
-    other = f", or cut the model into {size // replicas}" if size % replicas == 0 else ""
-    raise ValueError(
-        f"torchrun started {size} processes for {stages} stages{of}: each stage needs one, so start {wanted} "
-        f"(--nproc-per-node {wanted} on one host){other}"
-    )
-
-
-def joined_job(run: str) -> tuple[str, bool]:
-    """The name that all processes of the job have for a run, restarted ones too; and whether this is a restarted one.
-
-    The first process to ask decides. The store is that of torchrun's agent, which outlives its processes.
-    """
-    name = f"freewheel/job/{next(_jobs)}"
-    store = _store(300.0)
-    while isinstance(store, PrefixStore):  # torchrun gives every attempt a part of its own
-        store = store.underlying_store
-    joined = store.compare_set(name, "", run).decode()
-    return joined, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def torchrun(run: Run) -> Outcome:
     """Runs this process's stage to the end; every process returns the same outcome."""
-    rank = int(os.environ["RANK"])
-    prefix = f"freewheel/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_runs)}"
-    store = prefixed(prefix, shared_store(run.abroad.timeout))
+    rank, size = rank_and_size()
+    store = store_of(f"{next(_runs)}", run.abroad.timeout)
+    declare(store, rank, run)
     if rank == CALLER:
         store.set("files", run.saver.token if run.saver else "")
         store.set("token", secrets.token_hex(8))
@@ -97,19 +59,11 @@ def torchrun(run: Run) -> Outcome:
         timeout=abroad.timeout,
         interface=abroad.interface,
     )
-    senders, receivers = world.join(wires_of(run.schedule, CALLER, prefetch=run.prefetch, depth=run.depth))
+    wires = wires_of(run.schedule, CALLER, prefetch=run.prefetch, depth=run.depth)
+    senders, receivers = world.join(wires, met=partial(check_same, store, size))
     part = _Caller(run, world, senders, receivers) if rank == CALLER else _Follower(run, world, senders, receivers)
     with _begun(run, part.stage), intra_op_threads(run.threads):
         return part.play()
-
-
-@cache
-def shared_store(timeout: float) -> Any:
-    """The store that torchrun's agent serves, or that rank 0 does."""
-    if dist.is_initialized():
-        return dist.distributed_c10d._get_default_store()
-    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
-    return store
 
 
 @contextmanager

@@ -62,10 +62,16 @@ class World:
         self._roles, self._transport, self._interface = roles, transport, interface
         self._listener: socket.socket | None = None
 
-    def join(self, wires: Sequence[Wire]) -> tuple[dict[str, Sender], dict[str, Receiver]]:
-        """Meets all others; gives this process's ends of all wires, by name. Everybody has the same list of wires."""
+    def join(
+        self, wires: Sequence[Wire], met: Callable[[], object] = lambda: None
+    ) -> tuple[dict[str, Sender], dict[str, Receiver]]:
+        """Meets all others; gives this process's ends of all wires, by name. Everybody has the same list of wires.
+
+        `met` is called when all are there, before the first wire is made.
+        """
         try:
             self._meet()
+            met()
             return self._connect(wires)
         finally:
             if self._listener is not None:
