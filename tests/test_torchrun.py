@@ -13,14 +13,12 @@ import pytest
 HERE = Path(__file__).parent
 
 
-def torchrun(*arguments: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+def torchrun(*arguments: str, timeout: float = 200, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Starts torchrun on this host; both outputs together."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments]
-    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    return subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, env=env
-    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.run(command, timeout=timeout, env=env, cwd=cwd, **pipes)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +82,30 @@ def test_all_ranks_name_the_one_in_trouble(tmp_path, what, words, transport):
     assert re.search(words, told[0])
 
 
-def test_the_number_of_processes_must_be_that_of_the_stages(tmp_path):
+DIFFERS = """
+import os
+from rows import batches, network, trainer
+
+rank = int(os.environ["RANK"])
+other = network(2)
+other[rank] = network(2)[0]
+two = network(2)
+for stages, options in ((network(3), {}), (two, {"threads": 1 + rank}), (two, {"seed": rank}), (other, {})):
+    try:
+        trainer(stages, "pipedream", runtime="torchrun", **options).fit(batches(2))
+    except ValueError as error:
+        print(f"rank {rank} says {error}", flush=True)
+"""
+
+
+def test_processes_that_would_train_different_things_are_refused(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text("from rows import network, trainer\ntrainer(network(3), 'bp', runtime='torchrun')\n")
+    script.write_text(DIFFERS)
     done = torchrun("--nproc-per-node=2", str(script))
-    assert "torchrun started 2 processes for 3 stages: each stage needs one, so start 3" in done.stdout
+    for rank in range(2):
+        told = [line for line in done.stdout.splitlines() if line.startswith(f"rank {rank} says")]
+        assert len(told) == 4, done.stdout[-3000:]
+        assert "torchrun started 2 processes for 3 stages: each stage needs one, so start 3" in told[0]
+        assert "threads=2 on rank 1, but 1 on rank 0: every process must make the same trainer" in told[1]
+        assert "seed=1 on rank 1, but 0 on rank 0" in told[2]
+        assert "the stages of rank 1 are not those of rank 0: fw.split measures" in told[3]

@@ -43,9 +43,9 @@ def is_ours() -> bool:
 def _ask(said: threading.Event) -> None:
     """Rank 0 leaves a note; the others look for it for a while."""
     deadline = time.monotonic() + PATIENCE
-    store = store_of("told")
+    store = store_of("said")
     if not follows():
-        store.set("error", "said")
+        store.set("error", "yes")
     while follows() and not said.is_set() and time.monotonic() < deadline:
         if store.check(["error"]):
             said.set()

@@ -213,8 +213,10 @@ class Settings:
     @property
     def balanced_by(self) -> str:
         """What the stages are balanced by: as asked for, or the time of the steps that the method takes."""
-        if self.split is not None or self.at or self.balance:
-            return self.split or "time"
+        if self.at or self.balance:
+            return "time"  # nothing is balanced, and split wants to hear nothing else
+        if self.split is not None:
+            return self.split
         return "forward" if self.forward else "time"
 
     @property

@@ -22,6 +22,7 @@ TIMEOUT = 300.0
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 CUT = "cut"
 _jobs = count()
+_tellings = count()
 
 
 def is_started() -> bool:
@@ -91,8 +92,8 @@ def shared_store(timeout: float) -> Any:
 
 
 def of_rank_0(name: str, make: Callable[[], Any]) -> Any:
-    """What rank 0 makes, in every process; plain data."""
-    store = store_of("told")
+    """What rank 0 makes, in every process; plain data. Every process asks for the same things in the same order."""
+    store = store_of(f"told/{next(_tellings)}")
     if rank_and_size()[0] == 0:
         value = make()
         store.set(name, json.dumps(value))

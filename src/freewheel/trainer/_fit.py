@@ -18,7 +18,20 @@ from torch import nn
 
 from freewheel._malloc import keep_freed_memory
 from freewheel._seeds import seed_of
-from freewheel.runtime import NOT_FINITE, START, Abroad, Cut, Feed, Outcome, Run, recall, remember, seeded
+from freewheel.runtime import (
+    NOT_FINITE,
+    START,
+    Abroad,
+    Cut,
+    Feed,
+    Outcome,
+    Run,
+    rank_and_size,
+    recall,
+    remember,
+    seeded,
+    torchrun,
+)
 from freewheel.stage import Stage, load_tensors
 from freewheel.trainer._evaluate import Metric, evaluate
 from freewheel.trainer._history import Epoch, History, mean_loss
@@ -79,7 +92,8 @@ def fit(
     watched = validate is not None or bool(callbacks)
     shadows = copy.deepcopy(modules) if watched else []
     start = resumed.start if resumed else START
-    bar = Progress(loader, epochs, done=start.batch, enabled=progress)
+    silent = runtime is torchrun and rank_and_size()[0] > 0  # rank 0 speaks for all
+    bar = Progress(loader, epochs, done=start.batch, enabled=False if silent else progress)
     remembers = partial(remember, loader) if saving else None
     feed = Feed(loader, epochs, on_batch=bar.advance, start=start, remember=remembers)
     history = resumed.history if resumed else History()
@@ -126,7 +140,7 @@ def fit(
         abroad=replace(abroad, tell=lambda outcome: _finished(history, outcome, feed, marks[-1]).as_dict()),
     )
     try:
-        with bar, _train_mode(modules), seeded(seed), _interruptible(feed):
+        with bar, _train_mode(modules), seeded(seed), _interruptible(feed, silent=silent):
             if resumed:
                 recall(loader, resumed.generators)
             outcome = runtime(run)
@@ -184,7 +198,7 @@ def _train_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
-def _interruptible(feed: Feed) -> Iterator[None]:
+def _interruptible(feed: Feed, *, silent: bool) -> Iterator[None]:
     """The first Ctrl-C ends the feed, so that the pipeline drains; a second one is a KeyboardInterrupt."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -195,7 +209,8 @@ def _interruptible(feed: Feed) -> Iterator[None]:
         if feed.stopped:
             raise KeyboardInterrupt
         feed.stop()
-        sys.stderr.write("\ninterrupted: finishing the batches under way (Ctrl-C again stops at once)\n")
+        if not silent:
+            sys.stderr.write("\ninterrupted: finishing the batches under way (Ctrl-C again stops at once)\n")
 
     signal.signal(signal.SIGINT, handle)
     try:
