@@ -238,7 +238,7 @@ def workers() -> set[int]:
         (
             "hangs",
             fw.LostError,
-            r"stage {k} \(rank {k}, pid \d+ on \S+\) hangs: it has been at F4@\d for more than 2 s",
+            r"stage {k} \(rank {k}, pid \d+ on \S+\) hangs: it has been in the forward of batch 4 for more than 2 s",
         ),
     ],
     ids=["raises", "dies", "stops", "hangs"],
@@ -248,14 +248,30 @@ def test_a_worker_in_trouble_is_named_and_nothing_is_left(what, error, words, st
     weights = tensors(*stages)
     stages[stage] = nn.Sequential(stages[stage], Trouble(what))
     made = trainer(stages, "pipedream", runtime="processes", timeout=2)
-    with pytest.raises(error, match=words.format(k=stage)):
+    with pytest.raises(error, match=words.format(k=stage)) as caught:
         made.fit(batches(30))
+    if what == "raises":
+        assert 'raise KeyError("boom")' in str(caught.value.__cause__), "the worker's traceback"
     assert not workers()
     assert not [t for t in threading.enumerate() if t.name.startswith("freewheel") and "part" not in t.name]
     assert same_bits(tensors(*stages), weights)  # as before the run
     stages[stage][1].what = "nothing"
     stages[stage][1].calls = 10
     made.fit(batches(3))  # and it can go on
+
+
+class Opaque(nn.Linear):
+    """Passes on what cannot travel."""
+
+    def forward(self, x):
+        return {1, 2}
+
+
+def test_what_a_stage_cannot_pass_on_is_named():
+    made = trainer([Opaque(6, 4), nn.Linear(4, 3)], "bp", runtime="processes")
+    words = r"^stage 0 \(rank 0, pid \d+ on \S+\): TypeError: a set cannot travel between processes: pass on tensors"
+    with pytest.raises(RuntimeError, match=words):
+        made.fit(batches(3))
 
 
 def test_an_error_of_the_loader_ends_the_workers():
@@ -311,6 +327,7 @@ def test_a_script_without_a_guard_is_told_about_it(tmp_path):
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "must begin its work under `if __name__ == '__main__':`" in done.stderr.splitlines()[-1]
+    assert done.stderr.count("Traceback") == 1, "the workers say nothing"
 
 
 # -- bad input -----------------------------------------------------------------------------------------------------

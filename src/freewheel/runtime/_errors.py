@@ -15,6 +15,16 @@ _DOING = {
 }
 
 
+def in_words(action: Action) -> str:
+    """What a stage does.
+
+    Example:
+        >>> in_words(Action.parse("B3@1"))
+        'the backward of batch 3'
+    """
+    return f"the {_DOING.get(action.op, 'message')} of batch {action.batch}"
+
+
 class StageError(RuntimeError):
     """A stage failed; the cause is chained, `stage`, `batch` and, if there are several, `replica` say where."""
 
@@ -22,9 +32,8 @@ class StageError(RuntimeError):
         self, stage: int, action: Action, cause: BaseException | str, where: str = "", replica: int | None = None
     ) -> None:
         reason = cause if isinstance(cause, str) else f"{type(cause).__name__}: {str(cause).strip().split(chr(10))[0]}"
-        what = _DOING.get(action.op, "message")
         which = "" if replica is None else f", replica {replica}"
-        super().__init__(f"stage {stage}{which}{where} failed in the {what} of batch {action.batch}: {reason}")
+        super().__init__(f"stage {stage}{which}{where} failed in {in_words(action)}: {reason}")
         self.stage, self.batch, self.action, self.reason = stage, action.batch, action, reason
         self.replica = replica
 
@@ -61,6 +70,6 @@ def heard(report: dict[str, Any], where: str) -> Exception:
         action, replica = Action.parse(report["action"]), report["replica"]
         error: Exception = StageError(report["stage"], action, report["reason"], where, replica)
     else:
-        error = RuntimeError(f"{where.strip(' ()')}: {report['text']}")
+        error = RuntimeError(f"{where}: {report['text']}")
     error.__cause__ = RemoteError(report["traceback"])
     return error

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from freewheel._cores import intra_op_threads
 from freewheel.runtime._channels import ClosedError, Receiver, Sender
-from freewheel.runtime._errors import LostError
+from freewheel.runtime._errors import LostError, in_words
 from freewheel.runtime._interpreter import Interpreter, Part
 from freewheel.runtime._run import Outcome, Run, cut_of
 from freewheel.runtime._threads import Events, attend
@@ -122,7 +122,7 @@ def stuck(interpreter: Interpreter, clock: Callable[[], float]) -> Callable[[flo
         doing = interpreter.doing
         if doing is None or clock() - doing[1] < seconds:
             return None
-        return f"it has been at {doing[0]}"
+        return f"it has been in {in_words(doing[0])}"
 
     return look
 

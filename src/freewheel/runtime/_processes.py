@@ -45,7 +45,9 @@ from freewheel.runtime._world import Transport, World, fresh_store, joined_store
 from freewheel.stage import Stage
 
 LOST = 75  # the exit code of a worker whose peers are gone: the fault is elsewhere
+UNGUARDED = 76  # and of one that was about to start workers of its own, while it was loading the script
 GRACE_SECONDS = 2.0
+NAME = "freewheel-stage-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,7 @@ class Order:
 
 def processes(run: Run) -> Outcome:
     """Runs to the end, or to the cut at which `on_cut` asks to stop; the stages' states come back to this process."""
+    _check_guarded()
     abroad, count = run.abroad, run.places
     orders = [_packed_order(run, rank) for rank in range(count)]
     store, port = fresh_store(abroad.timeout)
@@ -77,7 +80,7 @@ def processes(run: Run) -> Outcome:
     roles = [*titles(run.schedule), "the caller"]
     context = worker_context()
     workers = [
-        context.Process(target=_work, args=(order, rank, roles, port), name=f"freewheel-stage-{rank}", daemon=True)
+        context.Process(target=_work, args=(order, rank, roles, port), name=f"{NAME}{rank}", daemon=True)
         for rank, order in enumerate(orders)
     ]
     lead: Lead | None = None
@@ -97,7 +100,8 @@ def processes(run: Run) -> Outcome:
         load_states(run, outcome)
         return outcome
     except LostError as error:
-        raise _diagnosed(error, workers, roles, pulse) from None
+        found = _diagnosed(error, workers, roles, pulse)
+        raise found from found.__cause__  # the worker's traceback, where there is one
     finally:
         if pulse is not None:
             pulse.stop()
@@ -218,18 +222,25 @@ def _diagnosed(error: LostError, workers: Sequence[Any], roles: Sequence[str], p
     if not dead:
         return error
     k, worker = next(iter(dead.items()))
-    where = f"{roles[k]} (rank {k}, pid {worker.pid} on {socket.gethostname()})"
-    if worker.exitcode < 0:
-        return LostError(where, f"was ended by signal {-worker.exitcode} ({signal.Signals(-worker.exitcode).name})")
-    hint = (
-        ""
-        if pulse is not None
-        else (
-            "; its error is above. A script that uses runtime='processes' must begin its work under "
-            "`if __name__ == '__main__':`, since every worker loads it"
+    where, code = f"{roles[k]} (rank {k}, pid {worker.pid} on {socket.gethostname()})", worker.exitcode
+    if code == -signal.SIGKILL:
+        return LostError(where, "was ended by signal 9 (SIGKILL): by somebody, or by the system for lack of memory")
+    if code < 0:
+        return LostError(where, f"was ended by signal {-code} ({signal.Signals(-code).name})")
+    if code == UNGUARDED:
+        return RuntimeError(
+            "a script that uses runtime='processes' must begin its work under `if __name__ == '__main__':`, since "
+            "every worker loads it, and would begin the same work"
         )
-    )
-    return LostError(where, f"ended with exit code {worker.exitcode}{hint}")
+    hint = "; its error is above. Workers load what they need from files, not from a prompt or a notebook"
+    return LostError(where, f"ended with exit code {code}{hint if pulse is None else ''}")
+
+
+def _check_guarded() -> None:
+    """Ends a worker that is still loading the script and has come to its training; the caller says why."""
+    process = multiprocessing.current_process()
+    if process.name.startswith(NAME) and getattr(process, "_inheriting", False):
+        os._exit(UNGUARDED)
 
 
 def _end(workers: Sequence[Any]) -> None:

@@ -139,7 +139,10 @@ class Pulse:
         doing = self._stuck(self._timeout)
         if doing is None:
             return None
-        return LostError(self._titles[self._rank], f"hangs: {doing} for more than {self._timeout:g} s")
+        return LostError(
+            self._titles[self._rank],
+            f"hangs: {doing} for more than {self._timeout:g} s; a longer timeout lets it take its time",
+        )
 
 
 def _told_by(report: dict[str, Any], titles: Mapping[int, str]) -> Exception:

@@ -118,7 +118,8 @@ class _Part:
             yield
             thread.join()
         except LostError as error:
-            raise error if self._told else self._cause(error, pulse) from None
+            found = error if self._told else self._cause(error, pulse)
+            raise found from found.__cause__  # the traceback in another process, where there is one
         except BaseException as error:
             pulse.report(error)
             raise
