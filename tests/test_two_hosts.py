@@ -25,7 +25,7 @@ pytestmark = [
 
 def start(hosts: TwoHosts, script: Path, *arguments: str) -> list[subprocess.Popen[str]]:
     """torchrun on both hosts, a process each; outputs are piped."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "GLOO_SOCKET_IFNAME": DEVICE}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": DEVICE}
     out = []
     for host in range(2):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={host}"]
