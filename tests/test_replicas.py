@@ -416,8 +416,8 @@ def test_one_process_is_no_mesh():
 
 
 def test_torchrun_needs_a_process_for_each_stage_of_each_replica(monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
     text = "torchrun started 2 processes for 2 stages in each of 3 replicas: each stage needs one, so start 6"
     with pytest.raises(ValueError, match=text):
         trainer(network(2), "bp", replicas=3, runtime="torchrun")
