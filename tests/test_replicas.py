@@ -204,8 +204,9 @@ def test_every_fit_begins_with_copies_of_the_first_replica():
 # The same bits everywhere. ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "replicas"), [*((name, 2) for name in NAMES), ("gpipe", 3), ("fdg", 3), ("asyncfgd", 3)]
+)
 def test_threads_equal_simulate_bit_for_bit(name, replicas):
     make, slow = BY_NAME[name].make, {0: (0.3, 1.0), 1: (0.3, 1.0)}
     found = fitted(network(2), make(2), replicas=replicas, runtime="threads", slow=slow)
