@@ -17,7 +17,16 @@ from freewheel.checkpoint import Found, find, full_names
 from freewheel.methods import Method
 from freewheel.methods import method as find_method
 from freewheel.plan import Plan
-from freewheel.runtime import RUNTIMES, TRANSPORTS, Abroad, Transport, check_started, device_mesh, joined_job
+from freewheel.runtime import (
+    RUNTIMES,
+    TRANSPORTS,
+    Abroad,
+    Transport,
+    check_started,
+    device_mesh,
+    joined_job,
+    rank_and_size,
+)
 from freewheel.split import Stages
 from freewheel.stage import ForwardStage, Loss, StageOptions
 from freewheel.tangents import check_patterns
@@ -207,14 +216,19 @@ class Trainer:
         return full_names(self._model, self.stages)
 
     def save(self, path: str | Path) -> None:
-        """Saves the trainer, as it is between two calls of `fit`, as a checkpoint in this folder; see `resume`."""
+        """Saves the trainer, as it is between two calls of `fit`, as a checkpoint in this folder; see `resume`.
+
+        Under `torchrun` every process may call it; rank 0 writes.
+        """
         if self._running:
             raise RuntimeError("save while fit is running: give fit save_to and save_every, which save as it goes on")
         if self._resumed is not None:
             raise RuntimeError(
                 "save of a trainer that was resumed in the middle of a fit: call fit first, to go on with it"
             )
-        self._saving(check_folder("path", path), "epoch").idle()
+        folder = check_folder("path", path)
+        if self.runtime != "torchrun" or rank_and_size()[0] == 0:
+            self._saving(folder, "epoch").idle()
 
     def _saving(self, folder: Path, every: Every, epochs: int = 0) -> Saving:
         return Saving(
