@@ -25,7 +25,8 @@ def ours(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
     out: dict[str, Turn] = {}
     for kind, compiled in (("eager", False), ("compiled", True)):
         out[f"fgd, {kind}"] = timed_trainer([network()], FGD(compile=compiled), "simulate", lr=SMALL)
-        for runtime in ("threads", "processes"):
+        # Workers live for one run, and would compile anew in every turn.
+        for runtime in ("threads",) if compiled else ("threads", "processes"):
             method = AsyncFGD(compile=compiled)
             out[f"asyncfgd K=2, {kind}, {runtime}"] = timed_trainer(stages_of(cut), method, runtime, lr=SMALL)
     return out
