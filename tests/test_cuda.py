@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
 import freewheel as fw
 from rows import LOCAL, ROWS, batches, network, same_bits, tensors, trainer
+from test_torchrun import HERE, torchrun
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -21,6 +24,26 @@ def test_threads_equal_simulate_on_one_gpu(row):
         results.append((tensors(*stages), history.losses, history.metrics))
     assert same_bits(results[0][0], results[1][0])
     assert results[0][1:] == results[1][1:]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_processes_equal_simulate_on_one_gpu(row):
+    results = []
+    for runtime in ("simulate", "processes"):
+        stages = [stage.cuda() for stage in network(2)]
+        history = trainer(stages, row.make(2), runtime=runtime).fit(batches(8), epochs=2)
+        results.append((tensors(*stages), history.losses))
+    assert same_bits(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
+
+
+def test_nccl_carries_the_same_bits():
+    """On a single GPU too, since every process says that it is on a host of its own."""
+    rows = ["pipedream", "gpipe", "asyncfgd", "fdg"]
+    done = torchrun("--nproc-per-node=2", str(HERE / "torchrun_rows.py"), "nccl", "12", *rows)
+    assert sorted(re.findall(r"rank \d(?: done|: .*)", done.stdout)) == ["rank 0 done", "rank 1 done"], (
+        done.stdout[-3000:]
+    )
 
 
 def test_stages_may_sit_on_different_devices():

@@ -1,6 +1,7 @@
 """Started by torchrun: rows of the table, against `simulate`. Prints one line for each difference, and `done`.
 
-Arguments: the transport, the number of batches, and the rows; all of them if none is named.
+Arguments: the transport, the number of batches, and the rows; all of them if none is named. With `nccl` the stages
+are on GPUs, or all on the only one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import hashlib
 import os
 import sys
 
+import torch
 from torch import Tensor
 
 import freewheel as fw
@@ -18,12 +20,14 @@ from rows import OPTIMIZERS, ROWS, Row, batches, network, same_bits, tensors, tr
 
 def digest(weights: list[Tensor]) -> str:
     """A text that stands for all bits of some tensors."""
-    return hashlib.sha256(b"".join(t.numpy().tobytes() for t in weights)).hexdigest()
+    return hashlib.sha256(b"".join(t.cpu().numpy().tobytes() for t in weights)).hexdigest()
 
 
-def simulated(row: Row, k: int, data: list[tuple[Tensor, Tensor]]) -> tuple[str, list[float], list[float | None]]:
+def simulated(
+    row: Row, k: int, data: list[tuple[Tensor, Tensor]], device: str
+) -> tuple[str, list[float], list[float | None]]:
     """What a row must come to."""
-    stages = network(k)
+    stages = [stage.to(device) for stage in network(k)]
     history = trainer(stages, row.make(k)).fit(data, epochs=2, validate=batches(3, seed=9))
     return digest(tensors(*stages)), history.losses, history.metrics
 
@@ -32,13 +36,16 @@ def main() -> None:
     rank, k = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     transport, count, *names = sys.argv[1:]
     data = batches(int(count))
+    device = f"cuda:{rank % torch.cuda.device_count()}" if transport == "nccl" else "cpu"
+    if transport == "nccl":
+        os.environ["NCCL_HOSTID"] = f"{rank}"  # else NCCL refuses two processes on one GPU
     for row in ROWS:
         if names and row.name not in names:
             continue
-        stages = network(k)
+        stages = [stage.to(device) for stage in network(k)]
         made = trainer(stages, row.make(k), runtime="torchrun", transport=transport, timeout=60)
         history = made.fit(data, epochs=2, validate=batches(3, seed=9))
-        weights, losses, metrics = of_rank_0(row.name, lambda row=row: simulated(row, k, data))
+        weights, losses, metrics = of_rank_0(row.name, lambda row=row: simulated(row, k, data, device))
         if digest(tensors(*stages)) != weights:
             print(f"rank {rank}: {row} has other weights", flush=True)
         if (history.losses, history.metrics) != (losses, metrics):

@@ -125,7 +125,7 @@ class Restart:
     Args:
         batches: Batches that every stage has been updated with.
         epoch: The epoch of the last of them, earlier runs included.
-        fetched: How many batches the first and the last stage have had.
+        fetched: How many batches each stage has had.
         folder: Where the files are.
         files: Each stage's, where anything is in flight; by stage and replica.
         counts: For each stage, what it has counted, where nothing is.
@@ -134,7 +134,7 @@ class Restart:
 
     batches: int
     epoch: int
-    fetched: tuple[int, int]
+    fetched: tuple[int, ...]
     folder: Path
     files: Mapping[tuple[int, int], File] = field(default_factory=dict)
     counts: tuple[Counts, ...] = ()

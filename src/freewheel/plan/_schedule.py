@@ -30,6 +30,7 @@ class Schedule:
         turns: Whether every stage waits until all later ones have forwarded the batch (the forward lock).
         norms: Whether gradient norms are shared before an update, for clipping by the global norm.
         queues: For each boundary between stages, the lengths of the activation and the gradient queue.
+        taught: Whether every stage gets the targets, rather than the last one alone.
         replicas: How many copies of each stage learn together, each from its own samples.
         cell: What one column of the drawing holds: one `action`, or one `round` (a forward and a backward).
     """
@@ -45,6 +46,7 @@ class Schedule:
     turns: bool = False
     norms: bool = False
     queues: tuple[tuple[int, int], ...] = ()
+    taught: bool = False
     replicas: int = 1
     cell: Literal["action", "round"] = "action"
 
@@ -52,6 +54,10 @@ class Schedule:
     def stages(self) -> int:
         """The number of stages K."""
         return len(self.delays)
+
+    def gets_targets(self, stage: int) -> bool:
+        """Whether this stage is told what each batch should give."""
+        return self.taught or stage == self.stages - 1
 
     @property
     def asynchronous(self) -> bool:

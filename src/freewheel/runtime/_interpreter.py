@@ -57,7 +57,7 @@ class Interpreter:
         stage: The stage.
         feed: Announces the batches.
         inputs: Where the first stage finds its batches.
-        targets: Where the last stage finds its targets.
+        targets: Where a stage that gets them finds its targets.
         links: The channels to the neighbours and to the other replicas, by the op that uses them.
         on_part: Gets this stage's part of every cut.
         states: Whether the parts hold a copy of the stage's state.
@@ -218,7 +218,7 @@ class Interpreter:
             self._on_part(self._save(self._saver, batch + 1))
 
     def _fetch(self, batch: int) -> None:
-        """Takes a batch from the feed, in micro-batches: its input at the first stage, its target at the last."""
+        """Takes a batch from the feed, in micro-batches: its input at the first stage, its target where it is told."""
         along, micro = self._schedule.along, self._schedule.micro
         if self._inputs is not None:
             x, size = self._inputs.get()
@@ -238,13 +238,12 @@ class Interpreter:
             self.stage.epoch += 1
         self._seen[unit[0]] = self.stage.version
         x = self._received.pop(unit)
+        target, size, share = self._expected.pop(unit, (None, 0, 1.0))
+        out = self.stage.forward(unit, x, target, size, share, self._weight)
         if not self.stage.is_last:
-            self._activation = self.stage.forward(unit, x)
-            return
-        target, size, share = self._expected.pop(unit)
-        loss = self.stage.forward(unit, x, target, size, share, self._weight)
-        if loss is not None and loss.device.type == "cpu" and not math.isfinite(loss.item()):
-            raise FloatingPointError(f"the loss is {loss.item()}: {NOT_FINITE}")
+            self._activation = out
+        elif out is not None and out.device.type == "cpu" and not math.isfinite(out.item()):
+            raise FloatingPointError(f"the loss is {out.item()}: {NOT_FINITE}")
 
     def _handed_over(self, unit: Unit) -> Any:
         """The activation to send, which from here on is the next stage's alone."""

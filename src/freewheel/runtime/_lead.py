@@ -35,8 +35,7 @@ class Lead:
         own: Mapping[str, Sender] | None = None,
     ) -> None:
         self._run, self._senders, self._receivers = run, senders, receivers
-        every, replicas = {**senders, **(own or {})}, range(run.schedule.replicas)
-        self._inputs, self._targets = ([every[f"{name} {r}"] for r in replicas] for name in ("input", "target"))
+        self._every = {**senders, **(own or {})}
         self._announce = [sender for name, sender in senders.items() if name.startswith("announce")]
         self.events: Events = queue.SimpleQueue()
         self._last: list[Part] = []
@@ -50,7 +49,7 @@ class Lead:
             self._announce_to_all(-1, False)
             return False
         self._announce_to_all(batch.number, batch.cut)
-        self._run.hand_out(batch, self._inputs, self._targets)
+        self._run.hand_out(batch, self._every)
         return True
 
     def attend(self, working: int, own: Interpreter | None = None) -> Outcome:

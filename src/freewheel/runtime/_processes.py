@@ -39,7 +39,7 @@ from freewheel.runtime._interpreter import Interpreter
 from freewheel.runtime._lead import Lead, load_states, stuck
 from freewheel.runtime._pulse import Pulse
 from freewheel.runtime._replicas import titles
-from freewheel.runtime._run import Outcome, Run
+from freewheel.runtime._run import Outcome, Run, input_of, target_of
 from freewheel.runtime._wiring import RemoteFeed, close_all, links_of, packed, wires_of
 from freewheel.runtime._world import Transport, World, fresh_store, joined_store
 from freewheel.stage import Stage
@@ -163,15 +163,15 @@ def _work_through(packed_order: bytes, rank: int, roles: Sequence[str], port: in
     stage.load(order.state)
     caller, schedule = len(roles) - 1, stage.options.schedule
     store = joined_store(port, order.timeout)
-    world = World(store, rank, roles, transport=order.transport, timeout=order.timeout)
+    world = World(store, rank, roles, transport=order.transport, timeout=order.timeout, device=stage.device)
     wires = wires_of(schedule, caller, prefetch=order.prefetch, depth=order.depth)
     senders, receivers = world.join(wires)
     start = order.restart.batches if order.restart else 0
     interpreter = Interpreter(
         stage,
         RemoteFeed(receivers[f"announce {rank}"], start, at_cut=order.at_cut),
-        inputs=receivers.get(f"input {stage.replica}"),
-        targets=receivers.get(f"target {stage.replica}"),
+        inputs=receivers.get(input_of(stage.replica)),
+        targets=receivers.get(target_of(stage.replica, stage.index)),
         links=links_of(stage, {**senders, **receivers}),
         on_part=lambda part: senders[f"part {rank}"].put(packed(part)),
         states=order.states,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import permutations
@@ -102,7 +102,7 @@ class Run:
         # A target waits for its batch to come through, and the pipeline holds no more batches than this.
         lengths = sum(a for a, _ in self.schedule.lengths())
         self.depth = self.prefetch + 1 + lengths + self.schedule.stages + self.schedule.delays[0]
-        self._held = self.restart.fetched if self.restart else (0, 0)  # batches that the first and the last stage have
+        self._held = self.restart.fetched if self.restart else (0,) * self.schedule.stages  # batches each stage has had
         self._parts: dict[tuple[int, bool], list[Part]] = {}
         self._lock = threading.Lock()
         self.complete: Callable[[Cut], None] = lambda cut: None  # set by the runtime
@@ -118,14 +118,14 @@ class Run:
             del self._parts[key]
         self.complete(cut_of(parts))
 
-    def hand_out(self, batch: Batch, inputs: Sequence[Sender], targets: Sequence[Sender]) -> None:
-        """Takes each replica's samples to its first and its last stage, unless they were had before a checkpoint."""
-        for shard, first, last in zip(shards(batch, self.schedule.replicas), inputs, targets, strict=True):
-            x, target, size, part = shard
+    def hand_out(self, batch: Batch, senders: Mapping[str, Sender]) -> None:
+        """Takes each replica's samples to the stages that need them, unless they were had before a checkpoint."""
+        for replica, (x, target, size, part) in enumerate(shards(batch, self.schedule.replicas)):
             if batch.number >= self._held[0]:
-                first.put((x, size))
-            if batch.number >= self._held[1]:
-                last.put((target, size, batch.length, part))
+                senders[input_of(replica)].put((x, size))
+            for stage in range(self.schedule.stages):
+                if self.schedule.gets_targets(stage) and batch.number >= self._held[stage]:
+                    senders[target_of(replica, stage)].put((target, size, batch.length, part))
 
     def stage_at(self, rank: int) -> Stage:
         """A stage by its number, counted through all replicas; the later ones begin as copies of the first."""
@@ -146,6 +146,16 @@ class Run:
         finally:
             for stage in stages:
                 stage.end()
+
+
+def input_of(replica: int) -> str:
+    """The name of the way that inputs take to the first stage."""
+    return f"input {replica}"
+
+
+def target_of(replica: int, stage: int) -> str:
+    """The name of the way that targets take to a stage."""
+    return f"target {replica} {stage}"
 
 
 def cut_of(parts: Sequence[Part]) -> Cut:
@@ -177,8 +187,13 @@ class Local:
         self.run = run
         schedule, replicas = run.schedule, range(run.schedule.replicas)
         # One replica runs ahead of another by the delay at most; where one thread plays all, nobody may wait for that.
-        self.inputs = [Channel(run.prefetch if len(replicas) == 1 else run.depth) for _ in replicas]
-        self.targets = [Channel(run.depth) for _ in replicas]
+        ahead = run.prefetch if len(replicas) == 1 else run.depth
+        self.batches = {input_of(r): Channel(ahead) for r in replicas} | {
+            target_of(r, k): Channel(run.depth)
+            for r in replicas
+            for k in range(schedule.stages)
+            if schedule.gets_targets(k)
+        }
         pairs = [(letter, k) for letter, way in DIRECTION.items() if way for k in range(schedule.stages - 1)]
         channels = [{pair: Channel(capacity(schedule, pair)) for pair in pairs} for _ in replicas]
         across = {
@@ -187,13 +202,13 @@ class Local:
             for a, b in permutations(replicas, 2)
         }
         every = [channel for each in channels for channel in each.values()]
-        self._all = [*self.inputs, *self.targets, *every, *across.values()]
+        self._all = [*self.batches.values(), *every, *across.values()]
         self.interpreters = [
             Interpreter(
                 stage,
                 run.feed,
-                inputs=self.inputs[stage.replica] if stage.index == 0 else None,
-                targets=self.targets[stage.replica] if stage.is_last else None,
+                inputs=self.batches[input_of(stage.replica)] if stage.index == 0 else None,
+                targets=self.batches.get(target_of(stage.replica, stage.index)),
                 links={**links(channels[stage.replica], stage.index), **peers(across, stage)},
                 on_part=run.collect,
                 states=run.states,
@@ -204,11 +219,11 @@ class Local:
         ]
 
     def deliver(self) -> bool:
-        """Takes a batch from the feed to the first and the last stage; False when there is none."""
+        """Takes a batch from the feed to the stages that need it; False when there is none."""
         batch = self.run.feed.pull()
         if batch is None:
             return False
-        self.run.hand_out(batch, self.inputs, self.targets)
+        self.run.hand_out(batch, self.batches)
         return True
 
     def outcome(self, stopped_at: Cut | None) -> Outcome:

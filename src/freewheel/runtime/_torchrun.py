@@ -29,7 +29,7 @@ from freewheel.runtime._lead import Lead, load_states, stuck
 from freewheel.runtime._pulse import Pulse
 from freewheel.runtime._ranks import check_same, declare, rank_and_size, store_of
 from freewheel.runtime._replicas import titles
-from freewheel.runtime._run import Outcome, Run
+from freewheel.runtime._run import Outcome, Run, input_of, target_of
 from freewheel.runtime._threads import Events, attend, stage_thread
 from freewheel.runtime._wiring import RemoteFeed, close_all, links_of, packed, release_all, wires_of
 from freewheel.runtime._world import World
@@ -58,6 +58,7 @@ def torchrun(run: Run) -> Outcome:
         transport=abroad.transport,  # pyright: ignore[reportArgumentType]
         timeout=abroad.timeout,
         interface=abroad.interface,
+        device=run.stages[rank % run.schedule.stages].device,
     )
     wires = wires_of(run.schedule, CALLER, prefetch=run.prefetch, depth=run.depth)
     senders, receivers = world.join(wires, met=partial(check_same, store, size))
@@ -164,12 +165,12 @@ class _Caller(_Part):
     def play(self) -> Outcome:
         """Feeds all stages, and tells all the outcome."""
         run, schedule = self.run, self.run.schedule
-        own = {"input 0": Channel(run.prefetch)}
-        if schedule.stages == 1:
-            own["target 0"] = Channel(run.depth)
+        own = {input_of(0): Channel(run.prefetch)}
+        if schedule.gets_targets(0):
+            own[target_of(0, 0)] = Channel(run.depth)
         lead = Lead(run, self.senders, self.receivers, own)
         self.events, self._own, self._lead = lead.events, own, lead
-        interpreter = self.interpreter(run.feed, own["input 0"], own.get("target 0"), run.collect)
+        interpreter = self.interpreter(run.feed, own[input_of(0)], own.get(target_of(0, 0)), run.collect)
         with self.at_work(interpreter):
             outcome = lead.attend(run.places, interpreter)
             told = run.abroad.tell(outcome)
@@ -200,8 +201,8 @@ class _Follower(_Part):
         name, receivers, feed = self.world.rank, self.receivers, self.run.feed
         interpreter = self.interpreter(
             RemoteFeed(receivers[f"announce {name}"], feed.announced, at_cut=feed.is_cut(feed.announced - 1)),
-            receivers.get(f"input {self.stage.replica}"),
-            receivers.get(f"target {self.stage.replica}"),
+            receivers.get(input_of(self.stage.replica)),
+            receivers.get(target_of(self.stage.replica, self.stage.index)),
             lambda part: self.senders[f"part {name}"].put(packed(part)),
         )
         with self.at_work(interpreter):

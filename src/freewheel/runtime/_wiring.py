@@ -1,7 +1,7 @@
 """Which wires a run of several processes has, and what travels on them.
 
 Between neighbours the channels of the plan. From the caller, who reads the loader, to the stages: the numbers of the
-batches (`announce`), inputs to the first stage and targets to the last; and back to him the stages' parts of the cuts.
+batches (`announce`), inputs to the first stage and targets to those that learn from them; and back to him the stages' parts of the cuts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from freewheel.plan import DIRECTION, Op, Schedule, capacity, channel_of
 from freewheel.runtime._channels import ClosedError, Receiver, Sender
 from freewheel.runtime._interpreter import Part
 from freewheel.runtime._replicas import peers
+from freewheel.runtime._run import input_of, target_of
 from freewheel.runtime._world import Wire
 from freewheel.stage import Stage
 
@@ -37,18 +38,21 @@ def wires_of(schedule: Schedule, caller: int, *, prefetch: int, depth: int) -> l
             for letter in (letter for letter in DIRECTION if letter in used):
                 sender, receiver = pair if DIRECTION[letter] > 0 else pair[::-1]
                 name = f"{letter}{boundary} {sender}>{receiver}"
-                out.append(Wire(name, sender, receiver, capacity(schedule, (letter, boundary))))
+                out.append(Wire(name, sender, receiver, capacity(schedule, (letter, boundary)), joins_stages=True))
     for stage, ranks in enumerate(zip(*teams)):
         for (a, sender), (b, receiver) in permutations(enumerate(ranks), 2):
-            out.append(Wire(f"share {stage} {a} {b}", sender, receiver, capacity(schedule, ("r", stage))))
+            name = f"share {stage} {a} {b}"
+            out.append(Wire(name, sender, receiver, capacity(schedule, ("r", stage)), joins_stages=True))
     for rank in (rank for ranks in teams for rank in ranks if rank != caller):
         out.append(Wire(f"announce {rank}", caller, rank, depth))
         out.append(Wire(f"part {rank}", rank, caller, CUTS_AT_A_TIME))
         out.append(Wire(f"told {rank}", caller, rank, 1))
     for replica, ranks in enumerate(teams):
-        for name, rank, length in (("input", ranks[0], prefetch), ("target", ranks[-1], depth)):
-            if rank != caller:
-                out.append(Wire(f"{name} {replica}", caller, rank, length))
+        if ranks[0] != caller:
+            out.append(Wire(input_of(replica), caller, ranks[0], prefetch))
+        for stage, rank in enumerate(ranks):
+            if rank != caller and schedule.gets_targets(stage):
+                out.append(Wire(target_of(replica, stage), caller, rank, depth))
     return out
 
 

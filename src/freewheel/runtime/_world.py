@@ -12,24 +12,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from freewheel.runtime._channels import Receiver, Sender
 from freewheel.runtime._errors import LostError
+from freewheel.runtime import _nccl_wire as nccl
 from freewheel.runtime._gloo_wire import GlooReceiver, GlooSender
+from freewheel.runtime._nccl_wire import NcclReceiver, NcclSender
 from freewheel.runtime._shared_wire import AVAILABLE, SharedReceiver, SharedSender
 
-Transport = Literal["auto", "shared", "gloo"]
-TRANSPORTS: tuple[Transport, ...] = ("auto", "shared", "gloo")
+Transport = Literal["auto", "shared", "gloo", "nccl"]
+TRANSPORTS: tuple[Transport, ...] = ("auto", "shared", "gloo", "nccl")
 
 
 class Wire(NamedTuple):
-    """A channel between two processes."""
+    """A channel between two processes; one between two stages may join their GPUs."""
 
     name: str
     sender: int
     receiver: int
     capacity: int
+    joins_stages: bool = False
 
 
 class World:
@@ -39,11 +43,13 @@ class World:
         store: What all processes of the run, and only they, write to and read.
         rank: This process.
         roles: What each process is, by its rank: `stage 0`, …, `caller`.
-        transport: How messages travel: `shared` memory, `gloo`, or by itself the first where it can be.
+        transport: How messages travel: `shared` memory, `gloo`, or by itself the first where it can be; between stages
+            on different GPUs by itself, and with `nccl` between any on GPUs, through NCCL.
         timeout: Seconds to wait for the others.
         interface: The network interface of gloo's sockets; by default that of GLOO_SOCKET_IFNAME, or loopback where all
             are on one host, and the one that the host's name belongs to otherwise.
         alive: Called now and then while waiting for others; raises where that is in vain.
+        device: Where this process's stage is, if it has one.
     """
 
     def __init__(
@@ -56,8 +62,9 @@ class World:
         timeout: float,
         interface: str | None = None,
         alive: Callable[[], object] = lambda: None,
+        device: torch.device | None = None,
     ) -> None:
-        self._alive = alive
+        self._alive, self._device = alive, device
         self.store, self.rank, self.size, self.timeout = store, rank, len(roles), timeout
         self._roles, self._transport, self._interface = roles, transport, interface
         self._listener: socket.socket | None = None
@@ -84,7 +91,7 @@ class World:
             self._listener.bind(self._address(self.rank))
             self._listener.listen(256)
             self._listener.settimeout(_GLANCE)
-        here = {"host": socket.gethostname(), "place": _place(), "pid": os.getpid()}
+        here = {"host": socket.gethostname(), "place": _place(), "pid": os.getpid(), "gpu": _gpu(self._device)}
         self.store.set(f"place/{self.rank}", json.dumps(here))
         deadline = time.monotonic() + self.timeout
         for rank in range(self.size):
@@ -120,7 +127,40 @@ class World:
             receivers[name] = SharedReceiver(line, self.titles[awaited[name].sender])
         if len(shared) < len(wires):
             self.gloo  # noqa: B018 - everybody takes part in making the group
+        self._join_gpus(wires, senders, receivers)
         return senders, receivers
+
+    def _join_gpus(self, wires: Sequence[Wire], senders: dict[str, Sender], receivers: dict[str, Receiver]) -> None:
+        """Gives the wires between GPUs a way of their own, one after the other in the same order everywhere."""
+        for wire in wires:
+            if self.rank not in (wire.sender, wire.receiver) or not self._is_nccl(wire):
+                continue
+            assert self._device is not None
+            store = prefixed(f"nccl/{wire.name}", self.store)
+            try:
+                if wire.sender == self.rank:
+                    senders[wire.name] = NcclSender(store, senders[wire.name], self._device, wire.capacity)
+                else:
+                    receivers[wire.name] = NcclReceiver(store, receivers[wire.name], self._device)
+            except RuntimeError as error:
+                reason = str(error).strip().split("\n")[-1]
+                raise RuntimeError(
+                    f"NCCL cannot join {self.titles[wire.sender]} and {self.titles[wire.receiver]} ({reason}): give each "
+                    "stage a GPU of its own, or use transport='gloo' or 'shared'"
+                ) from error
+
+    def _is_nccl(self, wire: Wire) -> bool:
+        if not wire.joins_stages or self._transport not in ("auto", "nccl"):
+            return False
+        gpus = [self._places[rank]["gpu"] for rank in (wire.sender, wire.receiver)]
+        if self._transport == "auto":
+            return nccl.AVAILABLE and "" not in gpus and gpus[0] != gpus[1]
+        for rank, gpu in zip((wire.sender, wire.receiver), gpus):
+            if not gpu:
+                raise ValueError(
+                    f"transport='nccl': {self.titles[rank]} is not on a GPU; put all stages on GPUs, or use 'auto'"
+                )
+        return True
 
     def _is_shared(self, wire: Wire) -> bool:
         together = self._places[wire.sender]["place"] == self._places[wire.receiver]["place"] != ""
@@ -209,6 +249,13 @@ def _place() -> str:
         return f"{boot.read_text().strip()} {os.readlink('/proc/self/ns/net')} {os.readlink('/proc/self/ns/ipc')}"
     except OSError:
         return ""
+
+
+def _gpu(device: torch.device | None) -> str:
+    """What tells one GPU from all others; empty for anything else."""
+    if device is None or device.type != "cuda":
+        return ""
+    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def fresh_store(timeout: float) -> tuple[Any, int]:

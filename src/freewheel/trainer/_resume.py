@@ -64,7 +64,7 @@ def take_up(found: Found, stages: Sequence[Stage], names: Sequence[dict[str, str
     restart = Restart(
         batches=manifest.batches,
         epoch=contents[0]["epoch"],
-        fetched=(progress.fetched[0], progress.fetched[-1]),
+        fetched=progress.fetched if other is None else (manifest.batches,) * len(stages),
         folder=found.folder,
         files=_files(by_name, manifest.settings) if other is None else {},
         counts=() if other is None else _counts(found, len(stages)),

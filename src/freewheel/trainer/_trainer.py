@@ -70,8 +70,8 @@ class Trainer:
         slack: Extra length of the queues between stages; never changes the result.
         timeout: Seconds after which a process that gives no sign of life, or a stage that is still at the same action,
             is taken for lost (`processes`, `torchrun`).
-        transport: How messages travel between processes: `shared` memory, `gloo`, or `auto`: the first between
-            processes on one host.
+        transport: How messages travel between processes: `shared` memory, `gloo`, `nccl` between stages on GPUs, or
+            `auto`: NCCL between different GPUs, else shared memory between processes on one host.
         interface: The network interface of gloo's sockets, such as `eth0`; loopback by default on one host.
         replicas: Copies of the whole pipeline that learn together, each from its own part of every batch; see
             docs/replicas.md.
