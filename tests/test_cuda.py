@@ -41,9 +41,9 @@ def test_nccl_carries_the_same_bits():
     """On a single GPU too, since every process says that it is on a host of its own."""
     rows = ["pipedream", "gpipe", "asyncfgd", "fdg"]
     done = torchrun("--nproc-per-node=2", str(HERE / "torchrun_rows.py"), "nccl", "12", *rows)
-    assert sorted(re.findall(r"rank \d(?: done|: .*)", done.stdout)) == ["rank 0 done", "rank 1 done"], (
-        done.stdout[-3000:]
-    )
+    assert sorted(re.findall(r"rank \d(?: done|: .*)", done.stdout)) == ["rank 0 done", "rank 1 done"], done.stdout[
+        -3000:
+    ]
 
 
 def test_stages_may_sit_on_different_devices():
@@ -110,6 +110,7 @@ def test_a_forward_gradient_on_a_gpu_is_the_derivative_of_reverse_mode(layer):
         torch.testing.assert_close(old - new, d * given[name], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Inductor gives advice on speed
 def test_compiled_dual_passes_on_a_gpu():
     results = []
     for compiled, runtime in ((False, "simulate"), (True, "simulate"), (True, "threads")):

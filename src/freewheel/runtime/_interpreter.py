@@ -182,6 +182,8 @@ class Interpreter:
 
     def run(self) -> None:
         """Executes the whole stream, waiting where it must; gives up at the next action once the run is closed."""
+        if self.stage.device.type == "cuda":
+            torch.cuda.set_device(self.stage.device)  # a thread begins without a GPU of its own
         for action in self.actions():
             if self._feed.closed:
                 raise ClosedError

@@ -11,6 +11,7 @@ direction must not wait for those of the other. Nothing here waits for a GPU but
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from contextlib import suppress
@@ -34,6 +35,8 @@ class _End:
     """One end of a wire: the wire of the hosts beside it, a communicator, and what is under way."""
 
     def __init__(self, store: Any, role: int, device: torch.device) -> None:
+        # That the messages of a communicator come one after the other is meant here, and needs no warning.
+        os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         options = dist.ProcessGroupNCCL.Options()  # pyright: ignore[reportAttributeAccessIssue]
         options._timeout = timedelta(days=1)  # waiting is no error: the wire of the hosts notices a lost peer
         self._group = dist.ProcessGroupNCCL(store, role, 2, options)  # pyright: ignore
@@ -41,11 +44,7 @@ class _End:
         self._under_way: deque[tuple[Any, Tensor]] = deque()
         self._layout: Layout | None = None
         self._closed = False
-        # NCCL meets its peer at the first message, and waits for it: it is sent before anything depends on it.
-        first = torch.zeros(1, dtype=torch.uint8, device=device)
-        self._pass(first, role)
-        torch.cuda.synchronize(device)
-        self._under_way.clear()
+        self._group.eager_connect_single_device(device)  # else at the first message, where one would wait for the other
 
     def _pass(self, packet: Tensor, role: int) -> Any:
         """Sends or receives a packet; the stream of this thread waits for it where it says so, nobody else does."""

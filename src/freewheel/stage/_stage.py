@@ -215,7 +215,7 @@ class Stage(ABC):
         for hook, remembered in zip(self.hooks, state["hooks"]):
             hook.load(remembered)
         for weight, gradient in zip(self.weights.live, state["gradients"]):
-            weight.grad = gradient
+            weight.grad = to_device(gradient, weight.device)
         self.collects = any(gradient is not None for gradient in state["gradients"])
 
     def pending(self) -> dict[str, Any]:
