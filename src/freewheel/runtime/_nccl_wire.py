@@ -2,9 +2,10 @@
 
 ::
 
-    sender     layout ── wire of the hosts ──▶  receiver   (which also counts what is under way, and notices a lost peer)
+    sender     layout ── wire of the hosts ──▶  receiver
                packet ── NCCL ──────────────▶              on a stream of its own, while both GPUs compute
 
+The wire of the hosts also counts what is under way, and notices a lost peer.
 Every wire has a communicator of two ranks: NCCL works off one communicator's messages in order, and those of one
 direction must not wait for those of the other. Nothing here waits for a GPU but the end of a run.
 """

@@ -1,7 +1,8 @@
 """Which wires a run of several processes has, and what travels on them.
 
 Between neighbours the channels of the plan. From the caller, who reads the loader, to the stages: the numbers of the
-batches (`announce`), inputs to the first stage and targets to those that learn from them; and back to him the stages' parts of the cuts.
+batches (`announce`), inputs to the first stage and targets to those that learn from them; and back to him the stages'
+parts of the cuts.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
+from freewheel.runtime import _nccl_wire as nccl
 from freewheel.runtime._channels import Receiver, Sender
 from freewheel.runtime._errors import LostError
-from freewheel.runtime import _nccl_wire as nccl
 from freewheel.runtime._gloo_wire import GlooReceiver, GlooSender
 from freewheel.runtime._nccl_wire import NcclReceiver, NcclSender
 from freewheel.runtime._shared_wire import AVAILABLE, SharedReceiver, SharedSender
@@ -145,8 +145,8 @@ class World:
             except RuntimeError as error:
                 reason = str(error).strip().split("\n")[-1]
                 raise RuntimeError(
-                    f"NCCL cannot join {self.titles[wire.sender]} and {self.titles[wire.receiver]} ({reason}): give each "
-                    "stage a GPU of its own, or use transport='gloo' or 'shared'"
+                    f"NCCL cannot join {self.titles[wire.sender]} and {self.titles[wire.receiver]} ({reason}): give "
+                    "each stage a GPU of its own, or use transport='gloo' or 'shared'"
                 ) from error
 
     def _is_nccl(self, wire: Wire) -> bool:
