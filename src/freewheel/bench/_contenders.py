@@ -23,7 +23,7 @@ from freewheel.trainer import Trainer
 ASYNCHRONOUS = ("pipedream", "fdg")
 MICRO = (2, 4, 8)
 BY_HAND = "bp, by hand"
-EDGE = 4  # batches to fill and to drain a pipeline, outside of what is timed
+EDGE = 4  # at least so many batches to fill and to drain a pipeline, outside of what is timed
 
 
 def freewheel(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
@@ -42,7 +42,8 @@ def timed_trainer(stages: Sequence[nn.Module], method: str | Method, runtime: st
 
     def turn(batches: Batches) -> float:
         # Three epochs, of which the middle one counts: the pipeline is full when it begins and when it ends.
-        return trainer.fit(Laps(batches, EDGE), 3).epochs[1].seconds
+        # A sixth of it before: worker processes are fresh in every turn, and slow at first.
+        return trainer.fit(Laps(batches, max(EDGE, len(batches) // 6)), 3).epochs[1].seconds
 
     return turn
 

@@ -40,7 +40,7 @@ def forward(
     *,
     batch_sizes: Sequence[int] = (64, 4),
     repeats: int = 5,
-    seconds: float = 0.8,
+    seconds: float = 2.5,
     say: Callable[[str], Any] = print,
 ) -> dict[str, dict[str, Any]]:
     """Measures all contenders for each batch size.
