@@ -44,8 +44,8 @@ def speed(
         each turn) and its `ratios`: how many times faster the best asynchronous run on threads is than our own
         sequential run (`sequential`), than plain PyTorch on all cores (`bp_all_cores`) and on its best number of them
         (`bp_best`), and than the best of torch.distributed.pipelining (`torch_pipelining`). `processes` is how many
-        times as fast a method is in processes as on threads; `bookkeeping` is the share of a sequential step that goes into running
-        a plan rather than into the network.
+        times as fast a method is in processes as on threads; `bookkeeping` is the share of a sequential step that goes
+        into running a plan rather than into the network.
     """
     with ExitStack() as stack:
         teams = [
