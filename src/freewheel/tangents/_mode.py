@@ -39,11 +39,16 @@ class DualMode(TorchFunctionMode):
     Where the module itself turns gradients off (`torch.no_grad`), tangents stop too.
     """
 
-    def __init__(self, source: Source | Given, before: dict[Any, Callable[..., Any]]) -> None:
+    def __init__(
+        self,
+        source: Source | Given,
+        before: dict[Any, Callable[..., Any]],
+        rules: dict[Any, Callable[..., Any]] = RULES,
+    ) -> None:
         """`before` holds functions that are asked first, parameters still without tangents; see `Mover`."""
         super().__init__()
         self._source = source
-        self._before = before
+        self._before, self._rules = before, rules
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -58,7 +63,7 @@ class DualMode(TorchFunctionMode):
         change = self._lift if lifting else self._value
         args = [change(a) for a in args]
         kwargs = {k: change(v) for k, v in kwargs.items()}
-        rule = RULES.get(func)
+        rule = self._rules.get(func)
         out = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
         if isinstance(func, (OpOverload, OpOverloadPacket)):
             _check_custom(func, args, out)
