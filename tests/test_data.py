@@ -257,7 +257,7 @@ def test_augmentation_repeats_with_the_epoch():
         (lambda: data.load("digits", classes=10), ValueError, "classes is for 'synthetic' alone"),
         (lambda: data.load("synthetic", augment=True), ValueError, "'synthetic' has no augmentation"),
         (lambda: data.load("digits-rows", augment=True), ValueError, "'digits-rows' has no augmentation"),
-        (lambda: data.load("digits-rows", steps=8), ValueError, "steps is for 'text' alone"),
+        (lambda: data.load("digits-rows", steps=8), ValueError, "steps is for 'text' and 'imdb' alone"),
         (lambda: data.load("text", shape=(8,)), ValueError, "shape is for 'synthetic' alone"),
         (lambda: data.load("text"), ValueError, "data set 'text' is read from a file: pass root=, a text file"),
         (lambda: data.load("synthetic", shape=(8, 8)), ValueError, "shape must be three ints"),
@@ -473,4 +473,4 @@ def test_data_is_frozen():
 
 
 def test_names_are_those_that_load_knows():
-    assert data.names() == ("digits", "digits-rows", "mnist", "fashion-mnist", "cifar10", "text", "synthetic")
+    assert data.names() == ("digits", "digits-rows", "mnist", "fashion-mnist", "cifar10", "text", "imdb", "synthetic")

@@ -40,7 +40,7 @@ def prepare(settings: Settings) -> Job:
     """Loads the data, builds and cuts the network, and makes the trainer."""
     data = _load(settings)
     torch.manual_seed(settings.seed)
-    options = {} if settings.resize is None else {"resize": settings.resize}
+    options = settings.model_options(len(data.vocabulary))
     model = freewheel.models.build(settings.model_name, num_classes=data.classes, in_shape=data.in_shape, **options)
     pretrained = None if settings.pretrained is None else freewheel.models.load_pretrained(model, settings.pretrained)
     method = settings.chosen_method
@@ -102,11 +102,13 @@ def _load(settings: Settings) -> Data:
         return freewheel.data.load(
             settings.data,
             root=settings.data_root,
-            batch_size=settings.batch_size,
+            batch_size=settings.samples,
             seed=settings.seed,
             augment=settings.augment,
             train_limit=settings.limit,
             test_limit=settings.test_limit,
+            steps=settings.steps,
+            words=settings.words,
         )
     except ValueError as error:
         raise ValueError(str(error).replace("pass root=", "give --data-root")) from error

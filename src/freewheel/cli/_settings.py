@@ -30,8 +30,12 @@ FORWARD_LR: dict[str, dict[str, float]] = {
     "weights": {"sgd": 1e-4, "adam": 3e-3, "adamw": 3e-3},
     "activations": {"sgd": 3e-4, "adam": 3e-4, "adamw": 3e-4},
 }
-SEQUENCES = ("digits-rows", "text")
-SUITABLE = {"digits": "digits-cnn", **dict.fromkeys(SEQUENCES, "rnn")}  # networks for data of other forms
+SEQUENCES = ("digits-rows", "text", "imdb")
+SUITABLE = {"digits": "digits-cnn", "digits-rows": "rnn", "text": "rnn", "imdb": "lstm"}  # networks for their forms
+BATCH_SIZE = 64
+# What the Async LU paper gives for IMDb (section 4.2, table 10), where nothing else is asked for.
+IMDB_BATCH_SIZE, IMDB_HIDDEN = 75, 256
+RECURRENT = ("rnn", "gru", "lstm")
 SCHEDULES = ("cosine", "constant")
 
 
@@ -44,9 +48,12 @@ class Settings:
     limit: int | None
     test_limit: int | None
     augment: bool | None
-    batch_size: int
+    steps: int | None
+    words: int | None
+    batch_size: int | None
     model: str | None
     resize: int | None
+    hidden: int | None
     pretrained: Path | None
     stages: int | None
     split: str | None
@@ -92,9 +99,12 @@ class Settings:
             ("--limit", self.limit),
             ("--test-limit", self.test_limit),
             ("--resize", self.resize),
+            ("--hidden", self.hidden),
         ):
             if value is not None:
                 whole_number(flag, value, least=1)
+        if self.hidden is not None and self.model_name.lower() not in RECURRENT:
+            raise ValueError(f"--hidden {self.hidden}: {self.model_name} has none, it is for {', '.join(RECURRENT)}")
         self._check_runtime()
         if self.at and self.split is not None:
             raise ValueError(f"--split {self.split} with --at {self.at[0]}: both say where to cut, give one")
@@ -228,9 +238,24 @@ class Settings:
         return self.model or SUITABLE.get(data, "resnet-20")
 
     @property
+    def samples(self) -> int:
+        """The samples in a batch: as asked for, or as many as suit the data."""
+        suits = IMDB_BATCH_SIZE if self.data.lower() == "imdb" else BATCH_SIZE
+        return suits if self.batch_size is None else self.batch_size
+
+    def model_options(self, vocabulary: int) -> dict[str, int]:
+        """What the network is built with, beside its shapes; `vocabulary` is how many words the data has."""
+        given = {"resize": self.resize, "hidden": self.hidden}
+        options = {name: value for name, value in given.items() if value is not None}
+        if self.data.lower() == "imdb" and self.model_name.lower() in RECURRENT:
+            return {"hidden": IMDB_HIDDEN, **options, "vocabulary": vocabulary}
+        return options
+
+    @property
     def optimizer_name(self) -> str:
-        """The optimizer: as asked for, or one that suits the method."""
-        return ("adam" if self.forward else "sgd") if self.optimizer is None else self.optimizer
+        """The optimizer: as asked for, or one that suits the method and the data."""
+        suits = "adam" if self.forward or self.data.lower() == "imdb" else "sgd"
+        return suits if self.optimizer is None else self.optimizer
 
     def optimizer_settings(self) -> dict[str, float]:
         """What the optimizer is made with."""

@@ -27,7 +27,7 @@ def train(
         str,
         typer.Option(
             metavar="NAME",
-            help="digits, digits-rows, mnist, fashion-mnist, cifar10, text or synthetic.",
+            help="digits, digits-rows, mnist, fashion-mnist, cifar10, text, imdb or synthetic.",
             rich_help_panel=DATA,
         ),
     ] = "digits",
@@ -47,7 +47,22 @@ def train(
         bool | None,
         typer.Option("--augment/--no-augment", help="Random crops and flips; on for cifar10.", rich_help_panel=DATA),
     ] = None,
-    batch_size: Annotated[int, typer.Option(metavar="N", help="Images in a batch.", rich_help_panel=DATA)] = 64,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Length of a sequence; 64 characters of text, 200 words of imdb if not given.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    words: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Vocabulary of imdb; 20,000 if not given.", rich_help_panel=DATA),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Images in a batch; 64 if not given, 75 for imdb.", rich_help_panel=DATA),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -60,6 +75,12 @@ def train(
         int | None,
         typer.Option(
             metavar="N", help="Enlarge images to NxN first, for networks made for large ones.", rich_help_panel=NETWORK
+        ),
+    ] = None,
+    hidden: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Width of rnn, gru and lstm; 32 if not given, 256 for imdb.", rich_help_panel=NETWORK
         ),
     ] = None,
     pretrained: Annotated[
@@ -177,7 +198,7 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="sgd, adam or adamw; if not given, sgd, or adam for forward gradients.",
+            help="sgd, adam or adamw; if not given, sgd, or adam for forward gradients and imdb.",
             rich_help_panel=STEP,
         ),
     ] = None,

@@ -10,6 +10,8 @@ from pathlib import Path
 from freewheel._errors import unknown, whole_number
 from freewheel.data._check import flag
 from freewheel.data._loader import TensorLoader
+from freewheel.data._reviews import STEPS as REVIEW_STEPS
+from freewheel.data._reviews import WORDS, reviews
 from freewheel.data._sources import DATA_SETS, Source, synthetic
 from freewheel.data._text import STEPS, text
 from freewheel.data._transform import Compose, Transform
@@ -25,7 +27,7 @@ class Data:
         test: batches in a fixed order, never augmented.
         classes: number of classes; labels run from 0 to `classes` - 1.
         in_shape: channels, height and width of an image; steps and features of a sequence, or its steps alone.
-        vocabulary: the characters of `text`, by their number.
+        vocabulary: the characters of `text` or the words of `imdb`, by their number.
     """
 
     name: str
@@ -33,7 +35,7 @@ class Data:
     test: TensorLoader
     classes: int
     in_shape: tuple[int, ...]
-    vocabulary: str = ""
+    vocabulary: str | tuple[str, ...] = ""
 
 
 def names() -> tuple[str, ...]:
@@ -41,9 +43,9 @@ def names() -> tuple[str, ...]:
 
     Example:
         >>> names()
-        ('digits', 'digits-rows', 'mnist', 'fashion-mnist', 'cifar10', 'text', 'synthetic')
+        ('digits', 'digits-rows', 'mnist', 'fashion-mnist', 'cifar10', 'text', 'imdb', 'synthetic')
     """
-    return (*DATA_SETS, "text", "synthetic")
+    return (*DATA_SETS, "text", "imdb", "synthetic")
 
 
 def load(
@@ -58,6 +60,7 @@ def load(
     shape: Sequence[int] | None = None,
     classes: int | None = None,
     steps: int | None = None,
+    words: int | None = None,
 ) -> Data:
     """Load a data set by name. Nothing is downloaded.
 
@@ -65,8 +68,8 @@ def load(
         name: one of `names()`, in any case. `digits` comes with scikit-learn, and `digits-rows` is the same as
             sequences of rows; `mnist`, `fashion-mnist` and `cifar10` are read from `root`/MNIST/raw,
             `root`/FashionMNIST/raw (idx files, plain or .gz) and `root`/cifar-10-batches-bin (the binary
-            version); `text` is a text file, with the next character for a target at every step; `synthetic` is
-            made up.
+            version); `text` is a text file, with the next character for a target at every step; `imdb` is reviews,
+            `root`/imdb/train.jsonl and test.jsonl, with one of two classes each; `synthetic` is made up.
         root: the folder of the files, or a text file.
         batch_size: images in a batch, of both loaders.
         seed: decides the order and the augmentation, and the images of `synthetic`.
@@ -76,7 +79,8 @@ def load(
         test_limit: the same for the test images (256).
         shape: channels, height and width of a `synthetic` image; (3, 32, 32) if not given.
         classes: number of classes of `synthetic`; 10 if not given.
-        steps: characters in a sequence of `text`; 64 if not given.
+        steps: characters in a sequence of `text`, 64 if not given; words in one of `imdb`, 200 if not given.
+        words: size of the vocabulary of `imdb`; 20,000 if not given.
 
     Example:
         >>> data = load("synthetic", shape=(1, 8, 8), batch_size=32)
@@ -99,13 +103,15 @@ def load(
     if augment is not None:
         flag("augment", augment)
 
-    for argument, value, owner in (
-        ("shape", shape, "synthetic"),
-        ("classes", classes, "synthetic"),
-        ("steps", steps, "text"),
+    for argument, value, owners in (
+        ("shape", shape, ("synthetic",)),
+        ("classes", classes, ("synthetic",)),
+        ("steps", steps, ("text", "imdb")),
+        ("words", words, ("imdb",)),
     ):
-        if value is not None and key != owner:
-            raise ValueError(f"{argument} is for {owner!r} alone: {key!r} has its own, leave it out")
+        if value is not None and key not in owners:
+            whose = " and ".join(map(repr, owners))
+            raise ValueError(f"{argument} is for {whose} alone: {key!r} has its own, leave it out")
     data_set = DATA_SETS.get(key)
     augmentation: tuple[Transform, ...] = ()
     if data_set is not None and (data_set.augment if augment is None else augment):
@@ -117,6 +123,13 @@ def load(
         source = data_set.read(folder)
     elif key == "text":
         source = text(folder, STEPS if steps is None else steps)
+    elif key == "imdb":
+        source = reviews(
+            folder,
+            steps=REVIEW_STEPS if steps is None else steps,
+            words=WORDS if words is None else words,
+            limits=(train_limit, test_limit),
+        )
     else:
         source = synthetic(
             (3, 32, 32) if shape is None else shape,

@@ -28,7 +28,7 @@ class Source:
     test: tuple[Tensor, Tensor]
     classes: int
     normalize: Normalize | None
-    vocabulary: str = ""
+    vocabulary: str | tuple[str, ...] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,8 @@ class DataSet:
     augment: bool = False
 
 
-def _root(name: str, root: Path | None, holds: str) -> Path:
+def data_root(name: str, root: Path | None, holds: str) -> Path:
+    """The folder of a data set's files, if there is one."""
     if root is None:
         raise ValueError(f"data set {name!r} is read from files: pass root=, the folder that holds {holds}")
     if not root.is_dir():
@@ -82,7 +83,7 @@ def _digits_rows(root: Path | None) -> Source:
 
 
 def _mnist(root: Path | None, *, name: str, folder: str, mean: float, std: float) -> Source:
-    raw = _root(name, root, f"{folder}/raw/train-images-idx3-ubyte and its three companions") / folder / "raw"
+    raw = data_root(name, root, f"{folder}/raw/train-images-idx3-ubyte and its three companions") / folder / "raw"
     train, test = read_mnist(raw, "train"), read_mnist(raw, "t10k")
     if train[0].shape[1:] != test[0].shape[1:]:
         sides = " and ".join("x".join(map(str, images.shape[2:])) for images, _ in (train, test))
@@ -91,7 +92,7 @@ def _mnist(root: Path | None, *, name: str, folder: str, mean: float, std: float
 
 
 def _cifar10(root: Path | None) -> Source:
-    folder = _root("cifar10", root, "cifar-10-batches-bin/data_batch_1.bin and its companions")
+    folder = data_root("cifar10", root, "cifar-10-batches-bin/data_batch_1.bin and its companions")
     folder = folder / "cifar-10-batches-bin"
     batches = [read_cifar10(folder / f"data_batch_{i}.bin") for i in range(1, 6)]
     images, labels = (torch.cat(parts) for parts in zip(*batches))

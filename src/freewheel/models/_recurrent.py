@@ -29,30 +29,42 @@ def recurrent(
     hidden: int = 32,
     num_classes: int = 10,
     in_shape: Sequence[int] = (8, 8),
+    vocabulary: int | None = None,
 ) -> nn.Sequential:
     """A stack of `nn.RNN`, `nn.GRU` or `nn.LSTM` layers, each a unit, with a linear classifier.
 
     Sequences of vectors, `in_shape` (steps, features), get one class at their end. Sequences of whole numbers below
-    `num_classes`, `in_shape` (steps,), get one at every step, as for predicting the next.
+    `num_classes`, `in_shape` (steps,), get one at every step, as for predicting the next. With a `vocabulary` they are
+    below that, such as the numbers of words, 0 is padding, and they get one class at their end.
 
     Example:
         >>> list(recurrent(in_shape=(8, 8))._modules), list(recurrent(in_shape=(64,))._modules)
         (['layer1', 'layer2', 'fc'], ['embedding', 'layer1', 'layer2', 'fc', 'classes_first'])
+        >>> net = recurrent(cell="lstm", hidden=256, num_classes=2, in_shape=(200,), vocabulary=20_000)
+        >>> net.embedding, list(net._modules)
+        (Embedding(20000, 256, padding_idx=0), ['embedding', 'layer1', 'layer2', 'fc'])
     """
     numbers = len(sequence_shape(in_shape)) == 1
     whole_number("layers", layers, least=1)
     whole_number("hidden", hidden, least=1)
     whole_number("num_classes", num_classes, least=1)
+    if vocabulary is not None:
+        whole_number("vocabulary", vocabulary, least=1)
+        if not numbers:
+            raise ValueError(f"vocabulary={vocabulary} is for sequences of whole numbers: give in_shape=(steps,)")
+    at_end = not numbers or vocabulary is not None
     made: OrderedDict[str, nn.Module] = OrderedDict()
-    if numbers:
+    if vocabulary is not None:
+        made["embedding"] = nn.Embedding(vocabulary, hidden, padding_idx=0)
+    elif numbers:
         made["embedding"] = nn.Embedding(num_classes, hidden)
     features = hidden if numbers else in_shape[1]
     for i in range(1, layers + 1):
         layer = _CELLS[cell](features, hidden, batch_first=True)
-        made[f"layer{i}"] = Recurrent(layer, last=i == layers and not numbers)
+        made[f"layer{i}"] = Recurrent(layer, last=i == layers and at_end)
         features = hidden
     made["fc"] = nn.Linear(hidden, num_classes)
-    if numbers:
+    if not at_end:
         made["classes_first"] = ClassesFirst()
     return nn.Sequential(made)
 

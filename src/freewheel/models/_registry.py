@@ -61,7 +61,7 @@ MODELS: Mapping[str, _Model] = {
         cell: _Model(
             make=recurrent,
             fixed={"cell": cell},
-            options=("layers", "hidden"),
+            options=("layers", "hidden", "vocabulary"),
             in_shape=(8, 8),
             check_shape=sequence_shape,
         )
@@ -113,7 +113,8 @@ def build(name: str, *, num_classes: int = 10, in_shape: Sequence[int] | None = 
         options: `shortcut` for the ResNets of basic blocks (`"pad"` or `"projection"`), `dropout` for
             `wrn-28-10`, `cardinality` and `width` for `resnext-29`, `width` for `digits-cnn`, `resize` (rows
             and columns to enlarge images to) for those that have ImageNet weights, `layers` and `hidden` for
-            `rnn`, `gru` and `lstm`.
+            `rnn`, `gru` and `lstm`, and `vocabulary` (how many words there are, 0 being padding) for one class at
+            the end of a sequence of them.
 
     Returns:
         An `nn.Sequential` with named layers, so that it can be cut between any two of them.
