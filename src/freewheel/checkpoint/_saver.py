@@ -19,12 +19,16 @@ Unit = tuple[int, int]
 
 
 class Counts(NamedTuple):
-    """What a stage has counted since the last epoch ended: seconds of work, staleness, updates, losses."""
+    """What a stage has counted since the last epoch ended: seconds of work, staleness, updates, losses.
+
+    A late last stage has losses of later batches, too, each with its batch.
+    """
 
     busy: float = 0.0
     gaps: int = 0
     updates: int = 0
     losses: Sequence[tuple[Tensor, int]] = ()
+    later: Sequence[tuple[int, Tensor, int]] = ()
 
 
 class Saved(NamedTuple):
@@ -98,7 +102,7 @@ class Saver:
         content = {
             **state_by_name(stage, self.names[stage.index]),
             "epoch": stage.epoch,
-            "counts": (*counts[:3], list(counts.losses)),
+            "counts": (*counts[:3], list(counts.losses), list(counts.later)),
             "pending": None if seen is None else stage.pending(),
             "seen": seen or {},
             "sent": sent,

@@ -21,6 +21,7 @@ from freewheel.runtime._channels import Channel, ClosedError, Receiver
 from freewheel.runtime._errors import StageError
 from freewheel.runtime._feed import Announced
 from freewheel.runtime._layout import compact
+from freewheel.runtime._losses import Losses
 from freewheel.runtime._pieces import cut_in_samples, cut_in_time
 from freewheel.runtime._replicas import Peers
 from freewheel.runtime._straggler import Straggler
@@ -96,7 +97,7 @@ class Interpreter:
         self._gradients: Gradients | None = None  # received
         self._norms = torch.zeros(0)  # of the gradients of all later stages
         self._norm: Tensor | None = None  # over all stages
-        self._busy, self._gaps, self._updates = 0.0, 0, 0
+        self._busy, self._gaps, self._updates, self._losses = 0.0, 0, 0, Losses(stage)
         self.doing: tuple[Action, float] | None = None  # the work under way, and since when
         self._seen: dict[int, int] = {}  # batch -> version that its forward saw
         self._verbs: dict[Op, Callable[[Unit], None]] = {
@@ -161,8 +162,8 @@ class Interpreter:
         part = restart.read(stage.index, stage.replica)
         if part.buffers is not None:
             load_buffers(stage.module, part.buffers)
-        self._busy, self._gaps, self._updates, losses = part.counts
-        stage.losses = list(losses)
+        self._busy, self._gaps, self._updates, losses, later = part.counts
+        self._losses.restore(restart.batches, losses, later)
         if part.pending is None:
             stage.epoch = restart.epoch
             yield from stream(schedule, stage.index, self._feed.numbers(restart.batches))
@@ -194,6 +195,7 @@ class Interpreter:
         op, unit = action.op, (action.batch, action.micro or 0)
         if op in self._links:
             self._verbs[op](unit)
+            self._losses.note(action.batch)
             return
         if op is Op.FORWARD and unit[1] == 0:
             self._fetch(unit[0])
@@ -207,6 +209,7 @@ class Interpreter:
         if self._straggler is not None:
             self._straggler.hold_up(action.batch, started)
         self.doing = None
+        self._losses.note(action.batch)
         self._busy += time.perf_counter() - started
         if op is Op.UPDATE:
             self._after(action.batch)
@@ -215,7 +218,7 @@ class Interpreter:
         """Gives this stage's part where a cut is due, and where a checkpoint is."""
         ends = self._feed.is_cut(batch)
         if ends:
-            self._on_part(self.part(batch + 1))
+            self._on_part(self.part(batch + 1, until=batch + 1))
         if self._saver is not None and self._saver.due(batch + 1, epoch_ends=ends):
             self._on_part(self._save(self._saver, batch + 1))
 
@@ -270,13 +273,16 @@ class Interpreter:
         norms = self.stage.norms()
         return torch.cat([norms, self._norms.to(norms)])
 
-    def part(self, batches: int, *, state: bool = False) -> Part:
-        """This stage's part of the cut after a number of batches; what it counts starts anew."""
+    def part(self, batches: int, *, state: bool = False, until: int | None = None) -> Part:
+        """This stage's part of the cut after a number of batches; what it counts starts anew.
+
+        Losses of batch `until` and later ones stay for the cuts to come.
+        """
         stage = self.stage
         copy = stage.state() if (self._states or state) and stage.replica == 0 else None
         mean = self._gaps / max(1, self._updates)
-        part = Part(stage.index, batches, self._busy, mean, stage.losses, copy, self._updates, replica=stage.replica)
-        stage.losses = []
+        losses = self._losses.take(until)
+        part = Part(stage.index, batches, self._busy, mean, losses, copy, self._updates, replica=stage.replica)
         self._busy, self._gaps, self._updates = 0.0, 0, 0
         return part
 
@@ -289,6 +295,6 @@ class Interpreter:
         units = {(action.batch, action.micro or 0) for action in flying}
         sent = [(unit, stage.packed(message)) for unit, message in self._sent if unit in units]
         assert len(sent) == len(units), "an activation in flight was not held on to"
-        counts = Counts(self._busy, self._gaps, self._updates, stage.losses)
+        counts = Counts(self._busy, self._gaps, self._updates, *self._losses.apart(batches))
         saved = saver.write(stage, batches, counts=counts, seen=self._seen, sent=sent)
         return Part(stage.index, batches, 0.0, 0.0, saved=saved, replica=stage.replica)

@@ -53,7 +53,7 @@ class Stage(ABC):
     first_batch: int = 0  # batches trained in earlier runs, so that random numbers do not repeat
     epoch: int = 0  # of the batch that is being forwarded, earlier runs included
     version: int = 0
-    losses: list[tuple[Tensor, int]] = field(default_factory=list)
+    losses: list[tuple[Tensor, int]] = field(default_factory=list)  # of the last action, with their samples
     replica: int = 0
 
     def __post_init__(self) -> None:
