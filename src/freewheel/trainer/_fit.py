@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -139,14 +139,11 @@ def fit(
         restart=resumed.restart if resumed else None,
         abroad=replace(abroad, tell=lambda outcome: _finished(history, outcome, feed, marks[-1]).as_dict()),
     )
-    try:
-        with bar, _train_mode(modules), seeded(seed), _interruptible(feed, silent=silent):
-            if resumed:
-                recall(loader, resumed.generators)
-            outcome = runtime(run)
-    finally:
-        if saving:
-            saving.close()
+    under_way = saving.under_way() if saving else nullcontext()
+    with under_way, bar, _train_mode(modules), seeded(seed), _interruptible(feed, silent=silent):
+        if resumed:
+            recall(loader, resumed.generators)
+        outcome = runtime(run)
     if outcome.told is not None:
         return History.from_dict(outcome.told)
     if outcome.stopped_at is not None:

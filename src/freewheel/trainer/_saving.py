@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,10 +20,10 @@ from freewheel.checkpoint import (
     Restart,
     Saved,
     Saver,
-    discard,
     publish,
     settings_of,
     write_generators,
+    writing,
 )
 from freewheel.plan import Plan
 from freewheel.runtime import Cut, Feed, Start
@@ -90,6 +91,7 @@ class Saving:
         run: The run that the checkpoints belong to.
         before: Batches and epochs of earlier fits.
         epochs: The passes that the fit was asked for.
+        follows: Whether another process puts them together, and this one's stage only writes its part.
     """
 
     def __init__(
@@ -104,11 +106,13 @@ class Saving:
         run: str,
         before: tuple[int, int],
         epochs: int = 0,
+        follows: bool = False,
     ) -> None:
         self.saver = Saver(folder=folder, token=uuid.uuid4().hex[:16], every=every, names=tuple(names))
         self._stages, self._epochs = stages, epochs
         self._plan, self._threads, self._run, self._before = plan, threads, run, before
         self._over = False  # whether the end of the fit has been saved
+        self._follows = follows
 
     def complete(self, cut: Cut, feed: Feed, history: History, *, since: float) -> None:
         """Every stage has written its part of a checkpoint: adds the rest, and gives it its name."""
@@ -139,9 +143,9 @@ class Saving:
         """Saves a trainer that is not in a fit."""
         return self._write(0, [Counts()] * len(self._stages), history=None, place=None, seconds=0.0)
 
-    def close(self) -> None:
-        """Removes what was left unfinished."""
-        discard(self.saver.folder, self.saver.token)
+    def under_way(self) -> AbstractContextManager[None]:
+        """Inside, checkpoints may be written; at its end, what is unfinished is removed."""
+        return nullcontext() if self._follows else writing(self.saver.folder, self.saver.token)
 
     def _write(
         self,
@@ -153,14 +157,12 @@ class Saving:
         seconds: float,
     ) -> Path:
         folder = self.saver.unfinished(batches).with_name(self.saver.unfinished(batches).name + "-end")
-        try:
+        with self.under_way():
             parts = [
                 self.saver.write(stage, batches, counts=counted, seen=None, sent=[], into=folder)
                 for stage, counted in zip(self._stages, counts)
             ]
             return self._publish(folder, parts, batches, history=history, place=place, seconds=seconds)
-        finally:
-            self.close()
 
     def _publish(
         self,

@@ -227,8 +227,13 @@ class Trainer:
                 "save of a trainer that was resumed in the middle of a fit: call fit first, to go on with it"
             )
         folder = check_folder("path", path)
-        if self.runtime != "torchrun" or rank_and_size()[0] == 0:
+        if not self._follows:
             self._saving(folder, "epoch").idle()
+
+    @property
+    def _follows(self) -> bool:
+        """Whether another process of torchrun puts checkpoints together."""
+        return self.runtime == "torchrun" and rank_and_size()[0] > 0
 
     def _saving(self, folder: Path, every: Every, epochs: int = 0) -> Saving:
         return Saving(
@@ -241,6 +246,7 @@ class Trainer:
             run=self._run,
             before=(self._batches, self._epochs),
             epochs=epochs,
+            follows=self._follows,
         )
 
     def _check_scale(self, epochs: range) -> None:

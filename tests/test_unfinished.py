@@ -1,0 +1,108 @@
+"""What killed runs leave in a folder of checkpoints is cleared by the next run, and nothing else is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import freewheel as fw
+from checkpoints import run_saved
+from freewheel.checkpoint import _writers, writing
+
+WRITES = """
+    import sys
+    from pathlib import Path
+    from freewheel.checkpoint import writing
+
+    folder = Path({folder!r})
+    with writing(folder, "elsewhere"):
+        (folder / ".unfinished-elsewhere-3").mkdir()
+        (folder / ".unfinished-elsewhere-3" / "stage-0.pt").write_bytes(b"half")
+        print("writing", flush=True)
+        sys.stdin.read()
+"""
+
+
+def hidden(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
+
+
+def left(folder: Path, token: str, boot: bytes | None) -> None:
+    """What a run of this boot has left; None for one without a mark."""
+    (folder / f".unfinished-{token}-7").mkdir()
+    (folder / f".unfinished-{token}-7" / "stage-0.pt").write_bytes(b"half")
+    if boot is not None:
+        (folder / f".writer-{token}").write_bytes(boot)
+
+
+def save(folder: Path) -> None:
+    run_saved(folder, fw.PipeDream(), 2)
+
+
+def test_a_run_of_another_process_is_cleared_when_it_is_dead_and_not_before(tmp_path):
+    script = textwrap.dedent(WRITES).format(folder=str(tmp_path))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "writing\n"
+            save(tmp_path)
+            alive = hidden(tmp_path)
+        finally:
+            process.kill()
+        process.wait()
+        assert alive == [".unfinished-elsewhere-3", ".writer-elsewhere"]
+        assert hidden(tmp_path) == alive
+        save(tmp_path)
+        assert hidden(tmp_path) == []
+
+
+def test_two_runs_of_one_process_leave_each_other_alone(tmp_path):
+    with writing(tmp_path, "one"):
+        (tmp_path / ".unfinished-one-1").mkdir()
+        with writing(tmp_path, "two"):
+            assert hidden(tmp_path) == [".unfinished-one-1", ".writer-one", ".writer-two"]
+        assert hidden(tmp_path) == [".unfinished-one-1", ".writer-one"]
+    assert hidden(tmp_path) == []
+
+
+def test_what_cannot_be_told_stays(tmp_path):
+    """Runs led from another host, one that has not said where yet, and one that left no mark."""
+    left(tmp_path, "abroad", b"00000000-0000-0000-0000-000000000000")
+    left(tmp_path, "mute", b"")
+    left(tmp_path, "markless", None)
+    before = hidden(tmp_path)
+    save(tmp_path)
+    assert hidden(tmp_path) == before
+    left(tmp_path, "here", _writers._BOOT.read_bytes().strip())
+    save(tmp_path)
+    assert hidden(tmp_path) == before
+
+
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*arguments):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(_writers.fcntl, "flock", flock)
+
+
+def no_fcntl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_writers, "fcntl", None)
+
+
+def no_boots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_writers, "_BOOT", Path("/nowhere/boot_id"))
+
+
+@pytest.mark.parametrize("lacking", [no_locks, no_fcntl, no_boots])
+def test_without_locks_or_boots_runs_save_and_clear_their_own_alone(lacking, tmp_path, monkeypatch):
+    left(tmp_path, "here", _writers._BOOT.read_bytes().strip())
+    before = hidden(tmp_path)
+    lacking(monkeypatch)
+    save(tmp_path)
+    assert hidden(tmp_path) == before
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 2
