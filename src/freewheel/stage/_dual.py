@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +15,11 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.utils._pytree import tree_leaves
 
 from freewheel.stage._compiled import Apart, CompiledPass, form_of
+from freewheel.stage._handover import Dual, Handover, taken_apart
 from freewheel.stage._recurrent import recurrent_layers
 from freewheel.stage._stage import Stage, Tree, Unit
 from freewheel.stage._state import kept_buffers, scratch_buffers
-from freewheel.stage._trees import Shape, copies, flatten, memory, to_device, unflatten, versions
+from freewheel.stage._trees import Shape, copies, flatten, to_device, unflatten, versions
 from freewheel.tangents import (
     Directions,
     DualMode,
@@ -31,13 +32,6 @@ from freewheel.tangents import (
     explained,
     leave_level,
 )
-
-
-class Dual(NamedTuple):
-    """What a stage passes on: activations, and for each tangent theirs (None for a leaf that has none)."""
-
-    values: Tree
-    tangents: list[list[Tensor | None]]
 
 
 class DualStage(Stage):
@@ -69,8 +63,7 @@ class DualStage(Stage):
         super().begin(batches_before, epochs_before)
         enter_level()
         self._directions = self._make_directions()
-        self._shares = True  # whether the module passes on memory that it keeps, as its first forward shows
-        self._borrowed: set[int] = set()  # memory of the input that was forwarded last
+        self._handover = Handover(first=self.index == 0)
         self._forms = {}
         self._scrubs = True  # whether the module puts tangents into its buffers, as its first forward shows
         for layer in self._recurrent:
@@ -148,7 +141,7 @@ class DualStage(Stage):
         # came from another stage is this one's alone, and needs a copy only where one more pass follows.
         copied = self._edits and (self.index == 0 or p < self.tangents.tangents - 1)
         used = copies(leaves) if copied else leaves
-        self._borrow(used)
+        self._handover.borrow(used)
         before = versions(used) if self._edits else []
         duals = [t if o is None else dual(t, o) for t, o in zip(used, moved)]
         with self._pass(unit, p, waiting, still=still):
@@ -200,7 +193,7 @@ class DualStage(Stage):
                     edits=self._edits,
                 )
         values = copies(leaves) if self._edits and self.index == 0 else leaves
-        self._borrow(values)
+        self._handover.borrow(values)
         return ready(values, moved, given, list(us.values()))
 
     def _probe(
@@ -218,32 +211,14 @@ class DualStage(Stage):
         self._edits = any(versions(leaves))
         return sorted(trial.used)
 
-    def _borrow(self, leaves: list[Any]) -> None:
-        """Remembers where the first stage's input lies, which is the user's or a copy in its place."""
-        if self._shares and self.index == 0:
-            self._borrowed |= memory(leaves)
-
     def _passed_on(self, out: list[Apart], waiting: Waiting) -> Dual:
-        """What the next stage gets: tensors that are its alone, so that it may edit them.
+        """What the next stage gets."""
 
-        What shares memory with something that this stage keeps, or that is the user's, is copied. Whether there is such
-        a thing is found out in the first forward of a run.
-        """
-        values, tangents = out[0][0], [o for _, o in out]
-        if not self._shares:
-            return Dual(values, tangents)
-        kept = [*self.module.parameters(), *self.module.buffers(), *tree_leaves(self._states)]
-        kept += [move.x for moves in waiting.moves.values() for move in moves]
-        taken = memory(kept) | self._borrowed
-        self._borrowed = set()
-        leaves, shape = flatten(values)
-        shared = [not taken.isdisjoint(memory([leaf])) for leaf in leaves]
-        self._shares = any(shared)
-        own = [leaf.clone() if copied else leaf for leaf, copied in zip(leaves, shared)]
-        theirs = [
-            [o.clone() if copied and o is not None else o for o, copied in zip(each, shared)] for each in tangents
-        ]
-        return Dual(unflatten(own, shape), theirs)
+        def kept() -> list[Any]:
+            moves = [move.x for moves in waiting.moves.values() for move in moves]
+            return [*self.module.parameters(), *self.module.buffers(), *tree_leaves(self._states), *moves]
+
+        return self._handover.passed_on(out, kept)
 
     def _place(self, unit: Unit, p: int) -> Place:
         """Which of the batch's tangents a pass has."""
@@ -290,16 +265,3 @@ class DualStage(Stage):
                 if buffer is not None and unpack_dual(buffer).tangent is not None:
                     child._buffers[name], found = unpack_dual(buffer).primal, True
         return found
-
-
-def taken_apart(tree: Tree) -> tuple[Tree, list[Tensor | None]]:
-    """A tree without its tangents, and the tangents of its leaves."""
-    leaves, shape = flatten(tree)
-    if any(isinstance(t, Tensor) and t.requires_grad for t in leaves):
-        # Parameters take part without their own requires_grad, so one of them went past the dual pass.
-        raise TypeError(
-            "a parameter was used where its tangent cannot be seen, in an autograd.Function or a scripted module: give "
-            "the function parameter * 1, and the trainer modules that are not scripted"
-        )
-    pairs = [unpack_dual(t) if isinstance(t, Tensor) else (t, None) for t in leaves]
-    return unflatten([value for value, _ in pairs], shape), [tangent for _, tangent in pairs]

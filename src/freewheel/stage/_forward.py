@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 
 from freewheel.stage._corrections import Gradients
-from freewheel.stage._dual import Dual, DualStage, taken_apart
+from freewheel.stage._dual import DualStage
+from freewheel.stage._handover import Dual, taken_apart
 from freewheel.stage._stage import Tree, Unit, add
 from freewheel.stage._trees import flatten, to_device, unflatten
 from freewheel.stage._weights import Live, Weights
