@@ -6,6 +6,7 @@
 | `R3@3`    | redo that forward on the stored input, now with version 3                |
 | `B3@1`    | backward of batch 3, the derivative taken at version 1                   |
 | `U3@3`    | update number 3, applied to version 3 (and so making version 4)          |
+| `S3@3`    | fit number 3 of the predictor of gradients, to what has come for batch 3 |
 | `a3>` `>a3` | send / receive the activations of batch 3 (to / from the neighbours)   |
 | `g3>` `>g3` | send / receive the gradient of batch 3 with respect to the activations |
 | `d3>` `>d3` | the directional derivative of batch 3, going from the last stage to the first |
@@ -31,6 +32,7 @@ class Op(Enum):
     RECOMPUTE = "R"
     BACKWARD = "B"
     UPDATE = "U"
+    FIT = "S"
     SEND_ACTIVATION = "a>"
     RECEIVE_ACTIVATION = ">a"
     SEND_GRADIENT = "g>"
@@ -102,13 +104,13 @@ class Action(NamedTuple):
         if match is None:
             raise ValueError(f"cannot read the action {token!r}: write for instance F3@1, B3@1, U3@3, a3> or >g3")
         before, letter, batch, micro, version, after = match.groups()
-        compute = letter in "FRBU"
+        compute = letter in "FRBUS"
         if compute != (version is not None) or compute == bool(before or after) or (before and after):
             raise ValueError(
-                f"cannot read the action {token!r}: F, R, B and U take a version (F3@1), messages an arrow (a3> or >a3)"
+                f"cannot read the action {token!r}: F, R, B, U, S take a version (F3@1), messages an arrow (a3> or >a3)"
             )
         op = Op(f"{before or ''}{letter}{after or ''}")
         return cls(op, int(batch), None if version is None else int(version), None if micro is None else int(micro))
 
 
-_TOKEN = re.compile(r"(>)?([FRBUagdtncr])(\d+)(?:\.(\d+))?(?:@(\d+))?(>)?")
+_TOKEN = re.compile(r"(>)?([FRBUSagdtncr])(\d+)(?:\.(\d+))?(?:@(\d+))?(>)?")

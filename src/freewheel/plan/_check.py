@@ -73,12 +73,15 @@ class _Stage:
         self.delay = schedule.delays[stage]
         self.micro = schedule.micro
         self.chain = schedule.credit == "chain"
+        self.backwards = schedule.goes_backward
+        self.predicts = schedule.credit == "synthetic" and not self.last
         self.done: dict[Op, dict[tuple[int, int], int | None]] = {op: {} for op in Op}
         self._rules: dict[Op, Callable[[Action, tuple[int, int]], str | None]] = {
             Op.FORWARD: self._forward,
             Op.RECOMPUTE: self._recompute,
             Op.BACKWARD: self._backward,
             Op.UPDATE: self._update,
+            Op.FIT: self._fit,
         }
 
     @property
@@ -96,13 +99,14 @@ class _Stage:
         return fault
 
     def unfinished(self) -> str | None:
-        for op, count in ((Op.FORWARD, self.micro), (Op.BACKWARD, self.micro * self.chain), (Op.UPDATE, 1)):
+        learning = ((Op.BACKWARD, self.micro * self.backwards), (Op.UPDATE, 1), (Op.FIT, int(self.predicts)))
+        for op, count in ((Op.FORWARD, self.micro), *learning):
             if len(self.done[op]) != self.batches * count:
                 return f"{len(self.done[op])} of {self.batches * count} {op.name.lower()}s are there"
         return None
 
     def _next(self, op: Op, unit: tuple[int, int]) -> str | None:
-        expected = divmod(len(self.done[op]), self.micro if op is not Op.UPDATE else 1)
+        expected = divmod(len(self.done[op]), self.micro if op not in (Op.UPDATE, Op.FIT) else 1)
         if unit != expected or unit[0] >= self.batches:
             return f"out of order: the next {op.name.lower()} here is of batch {expected[0]}"
         return None
@@ -123,11 +127,11 @@ class _Stage:
         return self._sees(action, self.version, "the newest there is")
 
     def _backward(self, action: Action, unit: tuple[int, int]) -> str | None:
-        if not self.chain:
+        if not self.backwards:
             return "there are no backwards under credit='forward'"
         if unit not in self.done[Op.FORWARD]:
             return "its forward has not been done"
-        if not self.last and unit not in self.done[Op.RECEIVE_GRADIENT]:
+        if self.chain and not self.last and unit not in self.done[Op.RECEIVE_GRADIENT]:
             return "its gradient has not been received"
         fault = self._next(Op.BACKWARD, unit)
         if fault:
@@ -152,17 +156,34 @@ class _Stage:
         return None
 
     def _update(self, action: Action, unit: tuple[int, int]) -> str | None:
-        learns = Op.BACKWARD if self.chain else Op.FORWARD
+        learns = Op.BACKWARD if self.backwards else Op.FORWARD
         if any((unit[0], j) not in self.done[learns] for j in range(self.micro)):
             return f"its {learns.name.lower()} has not been done"
-        if not self.chain and not self.last and unit not in self.done[Op.RECEIVE_DERIVATIVE]:
+        if not self.backwards and not self.last and unit not in self.done[Op.RECEIVE_DERIVATIVE]:
             return "its directional derivative has not been received"
         if self.schedule.norms and not self.first and unit not in self.done[Op.RECEIVE_CLIP]:
             return "the global gradient norm is not known yet"
         if self.schedule.replicas > 1 and unit not in self.done[Op.RECEIVE_SHARES]:
             return "the shares of the other replicas have not been received"
         fault = self._next(Op.UPDATE, unit) or self._sees(action, self.version, "the newest there is")
-        return fault or (None if self.chain else self._stale(unit[0]))
+        return fault or (None if self.backwards else self._stale(unit[0]))
+
+    def _fit(self, action: Action, unit: tuple[int, int]) -> str | None:
+        if not self.predicts:
+            return "only a stage under credit='synthetic' that is not the last has a predictor to fit"
+        if unit not in self.done[Op.BACKWARD]:
+            return "its backward has not been done"
+        if unit not in self.done[Op.RECEIVE_GRADIENT]:
+            return "its gradient has not been received"
+        fault = self._next(Op.FIT, unit) or self._sees(action, len(self.done[Op.FIT]), "the fits so far")
+        return fault or self._lags(unit[0])
+
+    def _lags(self, batch: int) -> str | None:
+        behind = self.version - 1 - batch
+        drained = self.version == self.batches
+        if behind != self.schedule.lag and not (drained and 0 <= behind < self.schedule.lag):
+            return f"the stage has learned from {behind} batches beyond it, but the declared lag is {self.schedule.lag}"
+        return None
 
     def _message(self, action: Action, unit: tuple[int, int]) -> str | None:
         if action.op is Op.SEND_SHARE:
@@ -180,6 +201,6 @@ class _Stage:
     def _share(self, unit: tuple[int, int]) -> str | None:
         if self.schedule.replicas == 1:
             return "there are no other replicas"
-        known = Op.BACKWARD if self.chain else Op.FORWARD if self.last else Op.RECEIVE_DERIVATIVE
+        known = Op.BACKWARD if self.backwards else Op.FORWARD if self.last else Op.RECEIVE_DERIVATIVE
         units = {(unit[0], j) for j in range(self.micro)} if known is not Op.RECEIVE_DERIVATIVE else {unit}
         return None if units <= self.done[known].keys() else "there is nothing to send: its gradient is not known here"

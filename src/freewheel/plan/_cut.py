@@ -11,16 +11,18 @@ Each stage stops right after its update N-1, by itself. Stage 0 here has then se
 The other way round, a stage may have received what its neighbour sends only after the cut (a turn, a clipping
 coefficient): in the second part of the plan that message is left out.
 
+Where gradients are predicted, those that come for the fits are in flight, too: one more than the fits lag behind.
+
 Replicas of a stage share what they have found between two updates, so that none of it is in flight at a cut.
 
-All this follows from the plan alone. And since a stage treats every batch alike, a stream that begins with batch N-1
-has the same second part as one that begins with batch 0.
+All this follows from the plan alone. And since a stage treats every batch alike, a stream that begins with batch N-1,
+or earlier by that lag, has the same second part as one that begins with batch 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import chain, count
 
 from freewheel.plan._actions import DIRECTION, Action, Op
 from freewheel.plan._schedule import Schedule
@@ -43,7 +45,7 @@ def in_flight(schedule: Schedule, stage: int, batches: int, forwarded: int | Non
         ['a2>', 'a3>']
     """
     heard = _heard(schedule, stage, batches, forwarded)
-    actions = _before(schedule, stage, batches, _from(batches, forwarded))
+    actions = _before(schedule, stage, batches, _from(schedule, batches, forwarded))
     sends = (action for action in actions if action.op.is_send and action.op is not Op.SEND_SHARE)
     return [a for a in sends if _message(a) not in heard[stage + DIRECTION[a.op.channel]]]
 
@@ -63,7 +65,7 @@ def rest(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]) -
         'F4@2 a4> >g2 B2@0 U2@2 >g3 B3@1 U3@3 >g4 B4@2 U4@4'
     """
     heard = _heard(schedule, stage, batches, None)
-    actions = _stream(schedule, stage, batches, numbers)
+    actions = _stream(schedule, stage, batches, chain(range(_start(schedule, batches), batches - 1), numbers))
     for action in actions:
         if _ends(action, batches):
             break
@@ -74,7 +76,7 @@ def rest(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]) -
 
 
 def _before(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]) -> Iterator[Action]:
-    """From batch N-1 on, what a stage does up to its update N-1."""
+    """What a stage does with these batches up to its update N-1."""
     for action in _stream(schedule, stage, batches, numbers):
         yield action
         if _ends(action, batches):
@@ -82,7 +84,7 @@ def _before(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]
 
 
 def _stream(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]) -> Iterator[Action]:
-    """The stream from batch N-1 on, with the versions of one that began with batch 0."""
+    """The stream of these batches, with the versions of one that began with batch 0."""
     delay = schedule.delays[stage]
     lead = delay - (schedule.order == "backward" and delay > 0)  # updates that a forward does not see
     late = schedule.credit == "chain" and delay > 0 and schedule.weights in ("stash", "predict")
@@ -94,17 +96,23 @@ def _stream(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]
 
 
 def _heard(schedule: Schedule, stage: int, batches: int, forwarded: int | None) -> dict[int, set[Message]]:
-    """For each neighbour of a stage, the messages from batch N-1 on that it has received before the cut."""
+    """For each neighbour of a stage, the messages of the last batches that it has received before the cut."""
     streams = {
-        k: _before(schedule, k, batches, _from(batches, forwarded))
+        k: _before(schedule, k, batches, _from(schedule, batches, forwarded))
         for k in (stage - 1, stage + 1)
         if 0 <= k < schedule.stages
     }
     return {k: {_message(action) for action in actions if action.op.is_receive} for k, actions in streams.items()}
 
 
-def _from(batches: int, end: int | None) -> Iterable[int]:
-    return count(batches - 1) if end is None else range(batches - 1, end)
+def _start(schedule: Schedule, batches: int) -> int:
+    """The first batch that anything after the cut is about: N-1, or the first that the predictor is not fitted to."""
+    return max(0, batches - 1 - schedule.lag)
+
+
+def _from(schedule: Schedule, batches: int, end: int | None) -> Iterable[int]:
+    start = _start(schedule, batches)
+    return count(start) if end is None else range(start, end)
 
 
 def _ends(action: Action, batches: int) -> bool:

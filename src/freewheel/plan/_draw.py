@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from freewheel.plan._actions import Action, Op
 from freewheel.plan._clock import Place, Streams, ticks
-from freewheel.plan._schedule import Schedule
+from freewheel.plan._schedule import CREDITS, Schedule
 from freewheel.plan._streams import wire
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def draw(schedule: Schedule, batches: int, streams: Streams, *, mark: Place | No
         tuple(wire(schedule, stage, [a for a in actions if a.op.is_compute])) == tuple(actions)
         for stage, actions in enumerate(streams)
     )
-    learns = Op.BACKWARD if schedule.credit == "chain" else Op.FORWARD
+    learns = Op.BACKWARD if schedule.goes_backward else Op.FORWARD
     when = ticks(schedule, streams)
     marked: tuple[int, int, str] | None = None
     cells: list[dict[int, list[str]]] = [{} for _ in streams]
@@ -160,7 +160,7 @@ def _one_of(*values: str):
 
 
 _READERS: dict[str, Any] = {
-    "credit": _one_of("chain", "forward"),
+    "credit": _one_of(*CREDITS),
     "delays": _numbers,
     "order": _one_of("forward", "backward"),
     "weights": _one_of("stash", "recompute", "current", "predict"),
@@ -170,6 +170,8 @@ _READERS: dict[str, Any] = {
     "turns": lambda text: text == "yes",
     "norms": lambda text: text == "yes",
     "queues": _pairs,
+    "taught": lambda text: text == "yes",
+    "lag": int,
     "replicas": int,
     "cell": _one_of("action", "round"),
 }

@@ -27,7 +27,8 @@ class Versions(NamedTuple):
 class Memory(NamedTuple):
     """The most that a stage holds at once.
 
-    `inputs` counts stored inputs without a graph, `graphs` the autograd graphs (each with its input), `weights` the
+    `inputs` counts stored inputs without a graph (and what predictors of gradients have seen, until they are fitted to
+    it), `graphs` the autograd graphs (each with its input), `weights` the
     copies of the stage's weights, the one being trained included.
     """
 
@@ -87,7 +88,8 @@ class Plan:
         """The locks that remain, out of `forward`, `backward` and `update`.
 
         - `forward`: the first stage forwards nothing new before the last stage has forwarded the unit before.
-        - `backward`: the last stage goes backward on nothing new before the first stage has done the unit before.
+        - `backward`: the last stage goes backward on nothing new before the first stage has done the unit before, by
+          what comes back from it.
         - `update`: the first stage forwards no new batch before the last stage has gone backward on the one before
           (has forwarded it, where there are no backwards).
 
@@ -99,20 +101,22 @@ class Plan:
         def places(op: Op, stage: int) -> list[tuple[int, Action]]:
             return [(i, a) for i, a in enumerate(self.streams[stage]) if a.op is op]
 
-        def ordered(op: Op, stage: int, by: Op, other: int, *, batchwise: bool) -> bool:
+        def ordered(op: Op, stage: int, by: Op, other: int, *, batchwise: bool = False, behind: int = 1) -> bool:
             """Whether each `op` at `stage` happens after `by` of the unit before at `other`, and there are any."""
             ours, theirs = places(op, stage), places(by, other)
             if batchwise:
                 ours = [(i, a) for i, a in ours if not a.micro]
                 theirs = [(i, a) for i, a in theirs if a.micro in (None, self.schedule.micro - 1)]
-            pairs = [(mine, theirs[n][0]) for n, (mine, _) in enumerate(ours[1:])]
+            pairs = [(mine, theirs[n][0]) for n, (mine, _) in enumerate(ours[behind:])]
             return all(history[stage, mine][other] > their for mine, their in pairs)
 
-        chain = self.schedule.credit == "chain"
+        backwards = self.schedule.goes_backward
         found = {
-            "forward": ordered(Op.FORWARD, 0, Op.FORWARD, last, batchwise=False),
-            "backward": chain and ordered(Op.BACKWARD, last, Op.BACKWARD, 0, batchwise=False),
-            "update": ordered(Op.FORWARD, 0, Op.BACKWARD if chain else Op.FORWARD, last, batchwise=True),
+            "forward": ordered(Op.FORWARD, 0, Op.FORWARD, last),
+            "backward": backwards
+            and ordered(Op.BACKWARD, last, Op.BACKWARD, 0)
+            and ordered(Op.BACKWARD, 0, Op.BACKWARD, last, behind=0),
+            "update": ordered(Op.FORWARD, 0, Op.BACKWARD if backwards else Op.FORWARD, last, batchwise=True),
         }
         return frozenset(lock for lock, held in found.items() if held)
 
@@ -130,8 +134,9 @@ class Plan:
         return tuple(self._memory(stage) for stage in range(self.schedule.stages))
 
     def _memory(self, stage: int) -> Memory:
-        if self.schedule.credit == "forward":
+        if not self.schedule.goes_backward:
             return Memory(0, 0, 1)
+        predicts = self.schedule.credit == "synthetic" and stage < self.schedule.stages - 1
         late = self.schedule.delays[stage] > 0
         replays = late and self.schedule.weights == "recompute"
         copies = late and self.schedule.weights in ("stash", "predict")
@@ -144,12 +149,14 @@ class Plan:
             elif op is Op.RECOMPUTE:
                 inputs, graphs = inputs - 1, graphs + 1
             elif op is Op.FORWARD:
-                graphs += 1
+                graphs, inputs = graphs + 1, inputs + predicts
                 if copies and version is not None:
                     seen[batch, micro] = version
             elif op is Op.BACKWARD:
                 graphs -= 1
                 seen.pop((batch, micro), None)
+            elif op is Op.FIT:
+                inputs -= 1
             most = Memory(
                 max(most.inputs, inputs),
                 max(most.graphs, graphs),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Credit = Literal["chain", "forward"]
+Credit = Literal["chain", "forward", "local", "synthetic"]
 Order = Literal["forward", "backward"]
 Weights = Literal["stash", "recompute", "current", "predict"]
-CREDITS: tuple[Credit, ...] = ("chain", "forward")
+CREDITS: tuple[Credit, ...] = ("chain", "forward", "local", "synthetic")
 ORDERS: tuple[Order, ...] = ("forward", "backward")
 WEIGHTS: tuple[Weights, ...] = ("stash", "recompute", "current", "predict")
 
@@ -19,8 +19,9 @@ class Schedule:
 
     Args:
         name: The method's name, for the drawing.
-        credit: Where a stage's learning signal comes from: the gradient of the next stage (`chain`), or a directional
-            derivative from the last one (`forward`), in which case there are no backwards.
+        credit: Where a stage's learning signal comes from: the gradient of the next stage (`chain`); a directional
+            derivative from the last one (`forward`), in which case there are no backwards; a head of its own
+            (`local`); or a predicted gradient (`synthetic`).
         delays: For each stage, how many batches it has forwarded beyond the one it learns from.
         order: What a stage does first in each round, its forward or its backward.
         weights: Which weights a late backward sees.
@@ -31,6 +32,7 @@ class Schedule:
         norms: Whether gradient norms are shared before an update, for clipping by the global norm.
         queues: For each boundary between stages, the lengths of the activation and the gradient queue.
         taught: Whether every stage gets the targets, rather than the last one alone.
+        lag: Under `synthetic`, how many batches a stage learns from before it asks for the gradient of one.
         replicas: How many copies of each stage learn together, each from its own samples.
         cell: What one column of the drawing holds: one `action`, or one `round` (a forward and a backward).
     """
@@ -47,6 +49,7 @@ class Schedule:
     norms: bool = False
     queues: tuple[tuple[int, int], ...] = ()
     taught: bool = False
+    lag: int = 0
     replicas: int = 1
     cell: Literal["action", "round"] = "action"
 
@@ -60,6 +63,11 @@ class Schedule:
         return self.taught or stage == self.stages - 1
 
     @property
+    def goes_backward(self) -> bool:
+        """Whether stages learn by backwards."""
+        return self.credit != "forward"
+
+    @property
     def asynchronous(self) -> bool:
         """Whether any stage learns late."""
         return any(self.delays)
@@ -69,11 +77,12 @@ class Schedule:
 
         Between two neighbours at most `m_k - m_(k+1) + 1` batches are on their way up and down together. Under
         `forward` a stage passes one on while it computes the next, and what else is on its way are derivatives, a few
-        bytes each; but where a late stage waits for the norm over all stages, it takes nothing in meanwhile.
+        bytes each; but where a late stage waits for the norm over all stages, it takes nothing in meanwhile. Under
+        `synthetic` it is the lag by which one stage may be ahead of the next.
         """
         if self.queues:
             return self.queues
-        gaps = [a - b + 1 for a, b in zip(self.delays, self.delays[1:])]
+        gaps = [a - b + 1 + self.lag for a, b in zip(self.delays, self.delays[1:])]
         if self.credit == "forward":
             return tuple((max(1, gap) * self.micro if self.norms else 1, max(1, gap)) for gap in gaps)
         return tuple((max(1, gap, self.micro), max(1, gap, self.micro)) for gap in gaps)

@@ -45,6 +45,8 @@ def compute(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[
         return _without_backward(schedule, stage, batches)
     if schedule.micro > 1:
         return _flushed(schedule, stage, batches)
+    if schedule.credit == "synthetic" and stage < schedule.stages - 1:
+        return _fitted(_delayed(schedule, stage, batches), schedule.lag)
     return _delayed(schedule, stage, batches)
 
 
@@ -64,6 +66,27 @@ def _delayed(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator
         yield Action(Op.BACKWARD, n, seen if late else version)
         yield Action(Op.UPDATE, n, version)
         version += 1
+
+
+def _fitted(actions: Iterable[Action], lag: int) -> Iterator[Action]:
+    """Fits the predictor to each batch once `lag` more have been learned from, and to the last ones in the end.
+
+    ::
+
+        lag 1:  F0 B0 U0  F1 B1 U1 S0  F2 B2 U2 S1 | S2
+                                                   [drain]
+    """
+    learned: deque[int] = deque()
+    fits = 0
+    for action in actions:
+        yield action
+        if action.op is Op.UPDATE:
+            learned.append(action.batch)
+            if len(learned) > lag:
+                yield Action(Op.FIT, learned.popleft(), fits)
+                fits += 1
+    for i, n in enumerate(learned):
+        yield Action(Op.FIT, n, fits + i)
 
 
 def _flushed(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:
@@ -90,7 +113,8 @@ def wire(schedule: Schedule, stage: int, actions: Iterable[Action]) -> Iterator[
 
     The recomputation of a forward needs no gradient, so the gradient is received after it. A directional derivative is
     passed on before the stage itself learns from it, so that nobody waits for an update. Replicas share what they have
-    found once their neighbours have got theirs, and wait for each other's only then.
+    found once their neighbours have got theirs, and wait for each other's only then. A stage with a predictor learns
+    before the gradient is there, and takes it for the fit.
     """
     first, last = stage == 0, stage == schedule.stages - 1
     for action in actions:
@@ -106,11 +130,14 @@ def wire(schedule: Schedule, stage: int, actions: Iterable[Action]) -> Iterator[
             if schedule.turns and not first:
                 yield Action(Op.SEND_TURN, n)
         elif op is Op.BACKWARD:
-            if not last:
+            if schedule.credit == "chain" and not last:
                 yield Action(Op.RECEIVE_GRADIENT, n, None, j)
             yield action
-            if not first:
+            if schedule.credit != "local" and not first:
                 yield Action(Op.SEND_GRADIENT, n, None, j)
+        elif op is Op.FIT:
+            yield Action(Op.RECEIVE_GRADIENT, n, None, j)
+            yield action
         elif op is Op.UPDATE:
             if schedule.credit == "forward" and not last:
                 yield Action(Op.RECEIVE_DERIVATIVE, n)

@@ -12,6 +12,7 @@ _DOING = {
     Op.RECOMPUTE: "recomputation",
     Op.BACKWARD: "backward",
     Op.UPDATE: "update",
+    Op.FIT: "fit of the predictor",
 }
 
 
