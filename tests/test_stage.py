@@ -129,6 +129,33 @@ def test_a_passenger_goes_through_untouched_stages():
             trainer([Skip(), Skip(), Last()], row.make(3), runtime=runtime).fit(batches(6))
 
 
+def test_whole_numbers_travel_beside_what_is_learned():
+    """Gradients come for floating-point tensors alone, and find theirs wherever whole numbers stand before them."""
+
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x):
+            ids, x = x if isinstance(x, tuple) else (torch.arange(len(x)), x)
+            return ids, self.linear(x)
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 3)
+
+        def forward(self, pair):
+            return self.linear(pair[1]) + pair[0][:, None] * 0.1
+
+    for row in ROWS:
+        stages = [Beside(), Beside(), Last()]
+        before = tensors(*stages)
+        trainer(stages, row.make(3), runtime="threads").fit(batches(9))
+        assert not any(torch.equal(a, b) for a, b in zip(before, tensors(*stages))), row
+
+
 def test_running_statistics_count_every_batch_once():
     for row in ROWS:
         if row.make(3).pipeline(3).micro > 1:

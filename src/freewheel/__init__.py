@@ -4,6 +4,8 @@ from freewheel import data, models
 from freewheel.methods import (
     BP,
     DDG,
+    DGL,
+    DNI,
     DSP,
     FDG,
     FGD,
@@ -25,7 +27,17 @@ from freewheel.methods import (
 from freewheel.plan import Plan, PlanError
 from freewheel.runtime import RUNTIMES, LostError, StageError
 from freewheel.split import Stages, split
-from freewheel.stage import Accumulate, Correction, DelayCompensation, Discrepancy, Recurrent, Shrink, StalenessStep
+from freewheel.stage import (
+    Accumulate,
+    Correction,
+    DelayCompensation,
+    Discrepancy,
+    Heads,
+    Predictors,
+    Recurrent,
+    Shrink,
+    StalenessStep,
+)
 from freewheel.tangents import Tangents, Transfer
 from freewheel.trainer import Chain, Epoch, EpochEnd, History, Score, Trainer, accuracy
 
@@ -34,6 +46,8 @@ __version__ = "0.1.0"
 __all__ = [
     "BP",
     "DDG",
+    "DGL",
+    "DNI",
     "DSP",
     "FDG",
     "FGD",
@@ -52,6 +66,7 @@ __all__ = [
     "EpochEnd",
     "FGDSync",
     "GPipe",
+    "Heads",
     "History",
     "LostError",
     "Method",
@@ -61,6 +76,7 @@ __all__ = [
     "Pipeline",
     "Plan",
     "PlanError",
+    "Predictors",
     "Recurrent",
     "Score",
     "Shrink",

@@ -34,11 +34,12 @@ def state_by_name(stage: Stage, names: dict[str, str]) -> Content:
         else (type(stage.scheduler).__name__, stage.scheduler.state_dict()),
         "hooks": [hook.state() for hook in stage.hooks],
         "gradients": {parameters[id(w)]: w.grad for w in stage.weights.live if w.grad is not None},
+        "head": stage.head_state(),
     }
 
 
 def spread(
-    stages: Sequence[Stage], names: Sequence[dict[str, str]], contents: Sequence[Content], *, same: bool
+    stages: Sequence[Stage], names: Sequence[dict[str, str]], contents: Sequence[Content], *, same: bool, heads: bool
 ) -> None:
     """Gives the state of a checkpoint to stages: to the same ones, or to others of the same network.
 
@@ -47,6 +48,7 @@ def spread(
         names: Their tensors' names in the whole network.
         contents: What each stage of the checkpoint has written.
         same: Whether the corrections of these stages are those of the checkpoint.
+        heads: Whether their heads and predictors are.
     """
     tensors = _union(content["tensors"] for content in contents)
     gradients = _union(content["gradients"] for content in contents)
@@ -60,6 +62,7 @@ def spread(
         stage.collects = any(weight.grad is not None for weight in stage.weights.live)
         for hook, remembered in zip(stage.hooks, contents[k]["hooks"] if same else ()):
             hook.load(to_device(remembered, stage.device))
+        stage.load_head(contents[k].get("head") if heads else None)
 
 
 def _union(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from freewheel.checkpoint._plain import plain
 from freewheel.stage import Stage
 
 Unit = tuple[int, int]
+Sent = tuple[str, Unit, Any]  # the letter of a message, what it is of, and itself
 
 
 class Counts(NamedTuple):
@@ -36,6 +37,7 @@ class Saved(NamedTuple):
 
     file: File
     fetched: int  # batches that the stage has forwarded
+    flying: bool = False  # whether anything that it has sent is still on its way
     others: tuple[File, ...] = ()  # those of the stage's other replicas
 
 
@@ -48,7 +50,7 @@ class StagePart(NamedTuple):
     counts: Counts
     pending: dict[str, Any] | None
     seen: dict[int, int]
-    sent: list[tuple[Unit, Any]]
+    sent: list[Sent]
     buffers: dict[str, Tensor] | None = None
 
 
@@ -83,7 +85,7 @@ class Saver:
         *,
         counts: Counts,
         seen: dict[int, int] | None,
-        sent: list[tuple[Unit, Any]],
+        sent: list[Sent],
         into: Path | None = None,
     ) -> Saved:
         """Writes a stage: its state, what waits for its update, and what it has sent that is still on its way.
@@ -109,7 +111,7 @@ class Saver:
         }
         ready = {name: plain(part, f"stage {stage.index} ({name})") for name, part in content.items()}
         file = write_tensors(folder, file_name(stage.index, stage.replica), ready)
-        return Saved(file, batches + len(seen or {}))
+        return Saved(file, batches + len(seen or {}), bool(sent))
 
 
 def file_name(stage: int, replica: int = 0) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from freewheel.stage import StageOptions
 
 FREE = ("name", "queues", "cell")  # of a schedule: they change no result
+UNSAID = {"replicas": 1, "taught": False, "lag": 0, "heads": None, "predictors": None}  # where settings leave them out
 
 
 def settings_of(options: StageOptions, threads: int) -> dict[str, Any]:
@@ -20,7 +21,9 @@ def settings_of(options: StageOptions, threads: int) -> dict[str, Any]:
         "method": options.schedule.name,
         **schedule,
         "corrections": [_text(correction) for correction in options.corrections],
-        "tangents": {f.name: _text(getattr(options.tangents, f.name)) for f in fields(options.tangents)},
+        "tangents": _options(options.tangents),
+        "heads": _options(options.heads) if options.schedule.credit == "local" else None,
+        "predictors": _options(options.predictors) if options.schedule.credit == "synthetic" else None,
         "clip": options.clip,
         "autocast": _text(options.autocast),
         "seed": options.seed,
@@ -33,8 +36,13 @@ def settings_of(options: StageOptions, threads: int) -> dict[str, Any]:
 
 def difference(saved: dict[str, Any], given: dict[str, Any]) -> tuple[str, Any, Any] | None:
     """The first setting that is not as it was: its name, what it was and what it is."""
-    saved, given = {"replicas": 1, **saved}, {"replicas": 1, **given}
+    saved, given = {**UNSAID, **saved}, {**UNSAID, **given}
     return next(((name, saved.get(name), value) for name, value in given.items() if saved.get(name) != value), None)
+
+
+def _options(chosen: Any) -> dict[str, Any]:
+    """What a user has chosen, by name."""
+    return {f.name: _text(getattr(chosen, f.name)) for f in fields(chosen)}
 
 
 def _text(value: Any) -> Any:

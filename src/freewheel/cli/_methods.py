@@ -73,8 +73,8 @@ def describe(method: Method) -> dict[str, Any]:
 
 
 def _shared(options: list[dict[str, Any]]) -> dict[str, Any]:
-    """What all of them have."""
-    first, *rest = options or [{}]
+    """What all of them have, if there are several."""
+    first, *rest = options if len(options) > 1 else [{}]
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in rest)}
 
 

@@ -9,7 +9,7 @@ import typer
 
 from freewheel.methods import Method, method
 
-UNTYPED = ("direction",)  # options that are functions
+UNTYPED = ("direction", "optimizer")  # options that are functions
 WORDS = {"none": None, "true": True, "yes": True, "false": False, "no": False}
 
 
@@ -26,7 +26,8 @@ def find_method(name: str, pairs: Iterable[str] | None) -> Method:
         raise ValueError(f"-o name={options['name']}: no method has an option 'name'")
     for option in UNTYPED:
         if option in options:
-            raise ValueError(f"-o {option}={options[option]}: a {option} is a function, which only Python can pass on")
+            named = f"a{'n' * (option[0] in 'aeiou')} {option}"
+            raise ValueError(f"-o {option}={options[option]}: {named} is a function, which only Python can pass on")
     return method(name, **options)
 
 

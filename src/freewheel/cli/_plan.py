@@ -29,6 +29,7 @@ def plan(
     """Draw what each stage does when.
 
     F2@1: the forward of batch 2, with weights of version 1. R: a recomputed forward. B: a backward. ! or U: an update.
+    S: a fit of the predictor of gradients.
     """
     whole_number("--stages", stages, least=1)
     whole_number("--batches", batches, least=1)
@@ -50,8 +51,8 @@ def plan(
 
 def lasting(method: Method, stages: int) -> Plan:
     """The method's plan, long enough to have settled: in a short one, nothing has yet piled up or been held back."""
-    first = max(method.pipeline(stages).delays)
-    return freewheel.plan(method, k=stages, batches=2 * (first + stages) + 2)
+    schedule = method.pipeline(stages).schedule()
+    return freewheel.plan(method, k=stages, batches=2 * (max(schedule.delays) + schedule.lag + stages) + 2)
 
 
 def locks(plan: Plan) -> list[str]:
@@ -85,7 +86,11 @@ def facts(plan: Plan, tangents: Tangents | None = None) -> list[str]:
     ]
     forward = plan.schedule.credit == "forward"
     signal = "derivative" if forward else "gradient"
-    queues = [*(f"{plural(a, 'activation')}, {plural(g, signal)}" for a, g in plan.schedule.lengths()), "-"]
+    alone = plan.schedule.credit == "local"
+    queues = [
+        *(plural(a, "activation") + ("" if alone else f", {plural(g, signal)}") for a, g in plan.schedule.lengths()),
+        "-",
+    ]
     if forward:
         lines.append(f"no graphs; a batch that waits for its derivative keeps {_kept(tangents or Tangents())}")
         lines += ["", "stage  waiting batches  weight copies  queues to the next stage"]

@@ -9,6 +9,8 @@ from freewheel._errors import unknown, whole_number
 from freewheel.methods._method import Method, Pipeline
 from freewheel.methods.backprop import BP, GPipe, OneFOneB
 from freewheel.methods.ddg import DDG, FR
+from freewheel.methods.dgl import DGL
+from freewheel.methods.dni import DNI
 from freewheel.methods.dsp import DSP
 from freewheel.methods.fdg import FDG
 from freewheel.methods.fgd import FGD, FGDDP, FGDMP, AsyncFGD, FGDSync
@@ -18,7 +20,8 @@ from freewheel.plan import Plan
 
 _CHAIN = (BP, GPipe, OneFOneB, DDG, FR, PipeDream, FDG, DSP, PipeMare)
 _FORWARD = (FGD, FGDMP, FGDDP, FGDSync, AsyncFGD)
-METHODS: dict[str, type[Method]] = {m.name: m for m in (*_CHAIN, *_FORWARD)}
+_OWN = (DGL, DNI)
+METHODS: dict[str, type[Method]] = {m.name: m for m in (*_CHAIN, *_FORWARD, *_OWN)}
 
 
 def method(name: str | Method, **options: Any) -> Method:
@@ -70,6 +73,8 @@ def plan(name: str | Method, *, k: int, batches: int = 8, slack: int = 0, **opti
 __all__ = [
     "BP",
     "DDG",
+    "DGL",
+    "DNI",
     "DSP",
     "FDG",
     "FGD",

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from freewheel._errors import unknown, whole_number
 from freewheel.plan import CREDITS, ORDERS, WEIGHTS, Credit, Order, Schedule, Weights
-from freewheel.stage import Correction
+from freewheel.stage import Correction, Heads, Predictors
 from freewheel.tangents import Tangents
 
 
@@ -32,8 +32,8 @@ class Pipeline(Method):
     """A free combination of credit, delays, order, weights and corrections.
 
     Args:
-        credit: Where a stage's learning signal comes from: `chain`, the gradient from the next stage; or `forward`, a
-            directional derivative from the last one.
+        credit: Where a stage's learning signal comes from: `chain`, the gradient from the next stage; `forward`, a
+            directional derivative from the last one; `local`, a head of its own; or `synthetic`, a predicted gradient.
         delays: For each stage, how many batches it has forwarded beyond the one it learns from; never increasing.
         order: Whether a round begins with its `forward` or with its `backward`.
         weights: Which weights a late backward sees: `stash` (those of its forward), `recompute` (the newest, the
@@ -41,6 +41,8 @@ class Pipeline(Method):
             predicted ones, and the backward on the same).
         corrections: Transforms of the gradient or of the step, applied in this order.
         tangents: The directions of forward gradients, under `credit="forward"`.
+        heads: The heads, under `credit="local"`.
+        predictors: The predictors of gradients, under `credit="synthetic"`.
         micro: Micro-batches a batch is cut into; more than one needs zero delays under `chain`.
         along: The dimension they are cut along: 0, the samples; 1, time (under `forward`).
         ahead: With micro-batches, how many each stage forwards before it goes backward; all of them by default.
@@ -64,6 +66,8 @@ class Pipeline(Method):
     weights: Weights = "stash"
     corrections: Sequence[Correction] = ()
     tangents: Tangents = field(default_factory=Tangents)
+    heads: Heads = field(default_factory=Heads)
+    predictors: Predictors = field(default_factory=Predictors)
     micro: int = 1
     along: Literal[0, 1] = 0
     ahead: Sequence[int] = ()
@@ -98,14 +102,22 @@ class Pipeline(Method):
         whole_number("micro", self.micro, least=1)
         if self.credit == "chain" and self.micro > 1 and any(self.delays):
             raise ValueError(f"micro={self.micro}: micro-batches need zero delays, not delays={tuple(self.delays)}")
-        if self.along not in (0, 1) or (self.along and self.credit == "chain"):
+        if self.along not in (0, 1) or (self.along and self.credit != "forward"):
             raise ValueError(f"along={self.along!r}: give 0, the samples, or under credit='forward' 1, time")
-        if not isinstance(self.tangents, Tangents):
-            raise TypeError(f"tangents={self.tangents!r}: give fw.Tangents(...)")
-        if self.credit == "chain" and self.tangents != Tangents():
-            raise ValueError("tangents without forward gradients: they belong to credit='forward'")
+        for name, kind, credit in (
+            ("tangents", Tangents, "forward"),
+            ("heads", Heads, "local"),
+            ("predictors", Predictors, "synthetic"),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise TypeError(f"{name}={value!r}: give fw.{kind.__name__}(...)")
+            if self.credit != credit and value != kind():
+                raise ValueError(f"{name} with credit={self.credit!r}: they belong to credit={credit!r}")
         if self.credit == "forward" and self.weights != "stash":
             raise ValueError(f"weights={self.weights!r}: under credit='forward' no backward sees weights; leave it out")
+        if self.credit in ("local", "synthetic"):
+            self._check_at_once()
         if any(min(pair) < 1 for pair in self.queues):
             raise ValueError(f"queues={tuple(self.queues)}: every queue needs a length of 1 or more")
         for correction in self.corrections:
@@ -119,6 +131,19 @@ class Pipeline(Method):
                 raise ValueError(
                     f"{type(correction).__name__} has no meaning with weights={self.weights!r}: "
                     f"use weights={' or '.join(map(repr, correction.weights))}"
+                )
+
+    def _check_at_once(self) -> None:
+        """Where a stage has its own signal it learns at once: there is nothing late, and nothing in pieces."""
+        for name, value, plain in (
+            ("delays", tuple(self.delays), (0,) * len(self.delays)),
+            ("micro", self.micro, 1),
+            ("weights", self.weights, "stash"),
+        ):
+            if value != plain:
+                raise ValueError(
+                    f"{name}={value!r}: under credit={self.credit!r} a stage learns from a batch at once; use "
+                    f"{name}={plain!r}"
                 )
 
     def pipeline(self, k: int) -> Pipeline:
@@ -146,6 +171,8 @@ class Pipeline(Method):
             turns=self.turns,
             norms=norms,
             queues=tuple(self.queues),
+            taught=self.credit == "local" or (self.credit == "synthetic" and self.predictors.labels),
+            lag=self.predictors.lag if self.credit == "synthetic" else 0,
             replicas=replicas,
             cell=self.cell,
         )

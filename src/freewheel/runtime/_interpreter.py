@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,7 @@ from freewheel.runtime._losses import Losses
 from freewheel.runtime._pieces import cut_in_samples, cut_in_time
 from freewheel.runtime._replicas import Peers
 from freewheel.runtime._straggler import Straggler
-from freewheel.stage import ChainStage, ForwardStage, Gradients, Stage, load_buffers
+from freewheel.stage import ChainStage, ForwardStage, Gradients, Stage, SyntheticStage, load_buffers
 
 Unit = tuple[int, int]
 NOT_FINITE = "lower the learning rate, clip gradients (clip=1.0), or look for broken values in the data"
@@ -90,9 +90,11 @@ class Interpreter:
         self._expected: dict[Unit, tuple[Any, int, float]] = {}  # targets, sizes and shares of the replica's samples
         self._weight = 1.0  # of the batch that is being forwarded: the share of it that these samples are
         self._activation: Any = None  # to send
-        self._again: deque[Any] = deque()  # activations that were in flight, to send once more
-        most = len(in_flight(self._schedule, stage.index, 1)) if saver else 0
-        self._sent: deque[tuple[Unit, Any]] = deque(maxlen=most)  # those that may be in flight, for checkpoints
+        self._again: deque[Any] = deque()  # messages that were in flight, to send once more
+        flying = in_flight(self._schedule, stage.index, 1 + self._schedule.lag) if saver else ()
+        most = Counter(action.op for action in flying)
+        # Those that may be in flight, for checkpoints.
+        self._sent: dict[Op, deque[tuple[Unit, Any]]] = {op: deque(maxlen=count) for op, count in most.items()}
         self._backed: Gradients = ()  # to send
         self._gradients: Gradients | None = None  # received
         self._norms = torch.zeros(0)  # of the gradients of all later stages
@@ -103,7 +105,7 @@ class Interpreter:
         self._verbs: dict[Op, Callable[[Unit], None]] = {
             Op.FORWARD: self._forward,
             Op.UPDATE: self._update,
-            Op.SEND_ACTIVATION: lambda unit: links[Op.SEND_ACTIVATION].put(self._handed_over(unit)),
+            Op.SEND_ACTIVATION: lambda unit: links[Op.SEND_ACTIVATION].put(self._handed_over(unit, Op.SEND_ACTIVATION)),
             Op.RECEIVE_ACTIVATION: lambda unit: self._received.update({unit: links[Op.RECEIVE_ACTIVATION].get()}),
             Op.SEND_TURN: lambda unit: links[Op.SEND_TURN].put(unit),
             Op.RECEIVE_TURN: lambda unit: links[Op.RECEIVE_TURN].get(),
@@ -114,6 +116,7 @@ class Interpreter:
             Op.SEND_SHARE: lambda unit: links[Op.SEND_SHARE].put(stage.share()),
             Op.RECEIVE_SHARES: lambda unit: stage.gather(links[Op.RECEIVE_SHARES].get()),
             **(self._chain(stage) if isinstance(stage, ChainStage) else {}),
+            **(self._predicted(stage) if isinstance(stage, SyntheticStage) else {}),
             **(self._derived(stage) if isinstance(stage, ForwardStage) else {}),
         }
 
@@ -130,9 +133,19 @@ class Interpreter:
         return {
             Op.RECOMPUTE: stage.recompute,
             Op.BACKWARD: backward,
-            Op.SEND_GRADIENT: lambda unit: self._links[Op.SEND_GRADIENT].put(self._backed),
+            Op.SEND_GRADIENT: lambda unit: self._links[Op.SEND_GRADIENT].put(self._handed_over(unit, Op.SEND_GRADIENT)),
             Op.RECEIVE_GRADIENT: receive,
         }
+
+    def _predicted(self, stage: SyntheticStage) -> dict[Op, Callable[[Unit], None]]:
+        """What predicted gradients add: those that come later are for the predictor."""
+
+        def fit(unit: Unit) -> None:
+            assert self._gradients is not None
+            stage.fit(unit, self._gradients)
+            self._gradients = None
+
+        return {Op.FIT: fit}
 
     def _derived(self, stage: ForwardStage) -> dict[Op, Callable[[Unit], None]]:
         """What forward gradients add: directional derivatives go from the last stage to all."""
@@ -170,8 +183,8 @@ class Interpreter:
             return
         stage.restore(part.pending)
         self._seen = part.seen
-        self._again.extend(stage.unpacked(message) for _, message in part.sent)
-        yield from (Action(Op.SEND_ACTIVATION, batch, None, micro) for (batch, micro), _ in part.sent)
+        self._again.extend(stage.unpacked(message) for _, _, message in part.sent)
+        yield from (Action(Op(f"{letter}>"), batch, None, micro) for letter, (batch, micro), _ in part.sent)
         yield from rest(schedule, stage.index, restart.batches, self._feed.numbers(restart.batches - 1))
 
     def ready(self, action: Action) -> bool:
@@ -250,11 +263,17 @@ class Interpreter:
         elif out is not None and out.device.type == "cpu" and not math.isfinite(out.item()):
             raise FloatingPointError(f"the loss is {out.item()}: {NOT_FINITE}")
 
-    def _handed_over(self, unit: Unit) -> Any:
-        """The activation to send, which from here on is the next stage's alone."""
-        activation, self._activation = self._again.popleft() if self._again else compact(self._activation), None
-        self._sent.append((unit, activation))  # holds none unless there are checkpoints
-        return activation
+    def _handed_over(self, unit: Unit, op: Op) -> Any:
+        """The activation or gradient to send, which from here on is the neighbour's alone."""
+        if self._again:
+            message = self._again.popleft()
+        elif op is Op.SEND_GRADIENT:
+            message = self._backed
+        else:
+            message, self._activation = compact(self._activation), None
+        if op in self._sent:
+            self._sent[op].append((unit, message))
+        return message
 
     def _update(self, unit: Unit) -> None:
         self._gaps += self.stage.version - self._seen.pop(unit[0])
@@ -291,10 +310,10 @@ class Interpreter:
         stage = self.stage
         assert not {**self._received, **self._expected}, "a batch is forwarded in part"
         flying = in_flight(self._schedule, stage.index, batches, batches + len(self._seen))
-        assert all(action.op is Op.SEND_ACTIVATION for action in flying), "only activations are ever in flight"
-        units = {(action.batch, action.micro or 0) for action in flying}
-        sent = [(unit, stage.packed(message)) for unit, message in self._sent if unit in units]
-        assert len(sent) == len(units), "an activation in flight was not held on to"
+        held = {(op, unit): message for op, each in self._sent.items() for unit, message in each}
+        units = [(action.op, (action.batch, action.micro or 0)) for action in flying]
+        assert held.keys() >= set(units), "a message in flight was not held on to"
+        sent = [(op.channel, unit, stage.packed(held[op, unit])) for op, unit in units]
         counts = Counts(self._busy, self._gaps, self._updates, *self._losses.apart(batches))
         saved = saver.write(stage, batches, counts=counts, seen=self._seen, sent=sent)
         return Part(stage.index, batches, 0.0, 0.0, saved=saved, replica=stage.replica)

@@ -61,7 +61,8 @@ def _letters(schedule: Schedule) -> set[str]:
     """The kinds of messages that a plan has."""
     return {
         "a",
-        "g" if schedule.credit == "chain" else "d",
+        *(["g"] if schedule.credit in ("chain", "synthetic") else []),
+        *(["d"] if schedule.credit == "forward" else []),
         *(["t"] if schedule.turns else []),
         *(["n", "c"] if schedule.norms else []),
     }
@@ -118,7 +119,7 @@ def packed(part: Part, *, last: bool = False) -> dict[str, Any]:
     sizes = torch.tensor([size for _, size in part.losses])
     numbers = {"stage": part.stage, "batches": part.batches, "busy": part.busy, "staleness": part.staleness}
     numbers["replica"] = part.replica
-    saved = None if part.saved is None else [*part.saved.file, part.saved.fetched]
+    saved = None if part.saved is None else [*part.saved.file, part.saved.fetched, part.saved.flying]
     kept = {"state": part.state, "updates": part.updates, "saved": saved}
     return {**numbers, "losses": losses, "sizes": sizes, **kept, "last": last}
 
@@ -126,7 +127,7 @@ def packed(part: Part, *, last: bool = False) -> dict[str, Any]:
 def unpacked(tree: dict[str, Any]) -> Part:
     """The part that travelled so."""
     losses = [] if tree["losses"] is None else list(zip(tree["losses"].unbind(), tree["sizes"].tolist()))
-    saved = None if tree["saved"] is None else Saved(File(*tree["saved"][:3]), tree["saved"][3])
+    saved = None if tree["saved"] is None else Saved(File(*tree["saved"][:3]), *tree["saved"][3:])
     numbers = tree["stage"], tree["batches"], tree["busy"], tree["staleness"]
     return Part(*numbers, losses, tree["state"], tree["updates"], saved, tree["replica"])
 

@@ -13,28 +13,40 @@ from freewheel.stage._corrections import (
     StalenessStep,
 )
 from freewheel.stage._forward import Dual, ForwardStage
+from freewheel.stage._heads import DRAWS, Draw, Heads
+from freewheel.stage._local import LocalStage
+from freewheel.stage._owned import HeadedStage
+from freewheel.stage._predictors import Predictors
 from freewheel.stage._recurrent import Recurrent
 from freewheel.stage._stage import Loss, Stage, StageOptions
 from freewheel.stage._state import load_buffers, load_tensors, tensors_of
+from freewheel.stage._synthetic import SyntheticStage
 from freewheel.stage._trees import homes, to_device
 
 __all__ = [
+    "DRAWS",
     "Accumulate",
     "ChainStage",
     "Correction",
     "DelayCompensation",
     "Discrepancy",
+    "Draw",
     "Dual",
     "ForwardStage",
     "Gradients",
+    "HeadedStage",
+    "Heads",
     "Hooks",
+    "LocalStage",
     "Loss",
+    "Predictors",
     "Recurrent",
     "Shrink",
     "Site",
     "Stage",
     "StageOptions",
     "StalenessStep",
+    "SyntheticStage",
     "homes",
     "load_buffers",
     "load_tensors",

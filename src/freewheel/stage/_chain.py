@@ -48,6 +48,7 @@ class ChainStage(Stage):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.passes_back = self.index > 0  # whether the stage before learns from this one's inputs
         self.replays = self.delay > 0 and self.options.schedule.weights == "recompute"
         self._forget()
 
@@ -82,20 +83,23 @@ class ChainStage(Stage):
         """Runs the module and keeps its graph, or its input where the forward will be redone."""
         if x is None:
             return None
-        share *= weight
-        if self.replays:
-            self._stored[unit] = Stored(x, target, share)
-            with torch.no_grad():
-                leaves, spec, _ = self._run(unit, x, target)
-        elif self.keeps and self.delay:
-            leaves, spec = self._keep(unit, x, target, share)
-        else:
-            leaves, spec = self._record(unit, x, target, share)
+        leaves, spec = self._pass(unit, x, target, share * weight)
         if self.is_last:
             loss = leaves[0].detach()
             self.losses.append((loss, size))
             return loss
         return unflatten([t.detach() if isinstance(t, Tensor) else t for t in leaves], spec)
+
+    def _pass(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
+        """The outputs, with all that is needed to learn from them kept."""
+        if self.replays:
+            self._stored[unit] = Stored(x, target, share)
+            with torch.no_grad():
+                leaves, spec, _ = self._run(unit, x, target)
+            return leaves, spec
+        if self.keeps and self.delay:
+            return self._keep(unit, x, target, share)
+        return self._record(unit, x, target, share)
 
     def recompute(self, unit: Unit) -> None:
         """Redoes a forward on its stored input with the weights of now.
@@ -115,7 +119,8 @@ class ChainStage(Stage):
             outputs = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
             if self.is_last and share != 1.0:
                 outputs = [loss * share for loss in outputs]
-        tensors = [t for t in leaves if isinstance(t, Tensor)]
+        # The next stage answers with a gradient for each of these.
+        tensors = [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]
         places = [None if self.is_last else i for i, t in enumerate(tensors) if t.requires_grad]
         self._graphs[unit] = Graph(inputs, outputs, places, weights, self.version)
         return leaves, spec
@@ -124,7 +129,7 @@ class ChainStage(Stage):
         """The module on its input, the loss behind the last one: flat outputs, and the inputs to differentiate by."""
         given, shape = flatten(to_device(x, self.device))
         inputs: list[Tensor] = []
-        if self.index and torch.is_grad_enabled():
+        if self.passes_back and torch.is_grad_enabled():
             inputs = [t.requires_grad_() for t in given if isinstance(t, Tensor) and t.is_floating_point()]
         # Whether the module edits its input is found out on a copy, the first time; from then on only editors get one.
         used = [t.clone() if isinstance(t, Tensor) else t for t in given] if self._edits else given
@@ -149,8 +154,8 @@ class ChainStage(Stage):
             for hook in self.hooks:
                 arrived = hook.receive(arrived)
             gradients = arrived
-        pairs = [(t, None if i is None else gradients[i]) for t, i in zip(graph.outputs, graph.places)]  # pyright: ignore
-        pairs = [(t, g) for t, g in pairs if self.is_last or g is not None]
+        given = [None if i is None else gradients[i] for i in graph.places]  # pyright: ignore
+        pairs = [(t, g) for t, g, i in zip(graph.outputs, given, graph.places) if i is None or g is not None]
         wanted = [*graph.inputs, *graph.weights]
         found: Gradients = [None] * len(wanted)
         if pairs and wanted:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from freewheel._seeds import seed_of
 from freewheel.plan import Schedule
 from freewheel.stage._corrections import Correction, Gradients, Hooks, Site
+from freewheel.stage._heads import Heads
+from freewheel.stage._predictors import Predictors
 from freewheel.stage._random import SeededDraws
 from freewheel.stage._state import load_tensors, scaled, tensors_of
 from freewheel.stage._trees import to_device
@@ -33,6 +35,9 @@ class StageOptions:
     schedule: Schedule
     corrections: tuple[Correction, ...] = ()
     tangents: Tangents = field(default_factory=Tangents)
+    heads: Heads = field(default_factory=Heads)
+    predictors: Predictors = field(default_factory=Predictors)
+    classes: int = 0  # outputs of the network, where heads or predictors need to know
     loss: Loss
     clip: float | None = None
     autocast: torch.dtype | None = None
@@ -169,9 +174,13 @@ class Stage(ABC):
     def _clip(self, norm: Tensor | None) -> None:
         limit = self.options.clip
         if norm is not None and limit is not None:
-            nn.utils.clip_grads_with_norm_(self.weights.live, limit, norm)
+            nn.utils.clip_grads_with_norm_(self._learners(), limit, norm)
         elif limit is not None:
-            nn.utils.clip_grad_norm_(self.weights.live, limit)
+            nn.utils.clip_grad_norm_(self._learners(), limit)
+
+    def _learners(self) -> list[nn.Parameter]:
+        """All that an update changes."""
+        return self.weights.live
 
     def _step(self) -> None:
         """Lets the optimizer use the gradients that are there."""
@@ -196,13 +205,14 @@ class Stage(ABC):
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """A copy of all that version N of this stage is: weights, buffers, optimizer, scheduler, corrections."""
+        """A copy of all that version N of this stage is: weights, buffers, optimizer, scheduler, corrections, head."""
         return {
             "module": {name: t.detach().clone() for name, t in tensors_of(self.module).items()},
             "optimizer": deepcopy(self.optimizer.state_dict()) if self.optimizer else None,
             "scheduler": deepcopy(self.scheduler.state_dict()) if self.scheduler else None,
             "hooks": [hook.state() for hook in self.hooks],
             "gradients": [None if w.grad is None else w.grad.clone() for w in self.weights.live],
+            "head": deepcopy(self.head_state()),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -217,6 +227,14 @@ class Stage(ABC):
         for weight, gradient in zip(self.weights.live, state["gradients"]):
             weight.grad = to_device(gradient, weight.device)
         self.collects = any(gradient is not None for gradient in state["gradients"])
+        self.load_head(state["head"])
+
+    def head_state(self) -> dict[str, Any] | None:
+        """What a small network of the stage's own is, by reference; None where there is none, or none yet."""
+        return None
+
+    def load_head(self, state: dict[str, Any] | None) -> None:  # noqa: B027
+        """Goes back to such a one."""
 
     def pending(self) -> dict[str, Any]:
         """What waits for its update, in plain containers, by reference: with `state`, all that the stage holds."""

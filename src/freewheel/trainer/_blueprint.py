@@ -10,10 +10,27 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from freewheel.stage import ChainStage, ForwardStage, Recurrent, Stage, StageOptions, homes
+from freewheel.plan import Credit
+from freewheel.stage import (
+    ChainStage,
+    ForwardStage,
+    HeadedStage,
+    LocalStage,
+    Recurrent,
+    Stage,
+    StageOptions,
+    SyntheticStage,
+    homes,
+)
 from freewheel.trainer._checks import OptimizerFactory, make_optimizer
 
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+KINDS: dict[Credit, type[Stage]] = {
+    "chain": ChainStage,
+    "forward": ForwardStage,
+    "local": LocalStage,
+    "synthetic": SyntheticStage,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +43,7 @@ class Blueprint:
     options: StageOptions
     optimizer: OptimizerFactory | None
     scheduler: SchedulerFactory | None
+    head_optimizer: OptimizerFactory | None  # of a head or a predictor
     names: tuple[str | None, ...]  # of the module's parameters, in the whole network
     recurs_later: bool  # whether a later stage has recurrent layers
     replica: int = 0
@@ -35,13 +53,25 @@ class Blueprint:
         module = deepcopy(self.module) if self.replica else self.module
         optimizer = None if self.optimizer is None else make_optimizer(self.optimizer, self.index, module)
         scheduler = None if self.scheduler is None or optimizer is None else self.scheduler(optimizer)
-        kind = ChainStage if self.options.schedule.credit == "chain" else ForwardStage
+        kind = KINDS[self.options.schedule.credit]
         stage = kind(self.index, module, self.device, self.options, optimizer, scheduler, replica=self.replica)
         if isinstance(stage, ForwardStage):
             pairs = zip(module.parameters(), self.names)
             stage.name_parameters({id(p): name for p, name in pairs if name is not None})
             stage.recurs_later = self.recurs_later
+        if isinstance(stage, HeadedStage):
+            stage.equip(self._head_parts)
         return stage
+
+    def _head_parts(self, head: nn.Module) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
+        """The optimizer and the scheduler of a head or a predictor."""
+        if self.head_optimizer is None:
+            raise ValueError(
+                f"optimizer has no factory for stage {self.index}, whose predictor has parameters to train: give one, "
+                "or give the method an optimizer for predictors"
+            )
+        optimizer = make_optimizer(self.head_optimizer, self.index, head)
+        return optimizer, None if self.scheduler is None else self.scheduler(optimizer)
 
     def check_travels(self) -> None:
         """Refuses what cannot be taken to another process, by its name."""
@@ -49,7 +79,12 @@ class Blueprint:
             "loss": self.options.loss,
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
-            "method": (self.options.tangents, self.options.corrections),
+            "method": (
+                self.options.tangents,
+                self.options.corrections,
+                self.options.heads,
+                self.options.predictors,
+            ),
             f"stages[{self.index}]": self.module,
         }
         for name, value in parts.items():
@@ -68,6 +103,7 @@ def blueprints(
     model: nn.Module,
     options: StageOptions,
     optimizers: Sequence[OptimizerFactory | None],
+    head_optimizers: Sequence[OptimizerFactory | None],
     scheduler: SchedulerFactory | None,
 ) -> list[Blueprint]:
     """Those of all stages, replica by replica; `model` is the whole network."""
@@ -80,6 +116,7 @@ def blueprints(
             options=options,
             optimizer=optimizers[k],
             scheduler=scheduler,
+            head_optimizer=head_optimizers[k],
             names=tuple(names.get(id(p)) for p in module.parameters()),
             recurs_later=any(isinstance(part, Recurrent) for m in modules[k + 1 :] for part in m.modules()),
             replica=replica,

@@ -73,6 +73,34 @@ def check_factories(
     return out
 
 
+def head_factories(
+    factory: OptimizerFactory | Mapping[int, OptimizerFactory], pipeline: Pipeline, stages: int
+) -> list[OptimizerFactory | None]:
+    """The factory for each stage's head or predictor: the method's own, or the stage's."""
+    own = (pipeline.heads if pipeline.credit == "local" else pipeline.predictors).optimizer
+    if own is not None:
+        return [own] * stages
+    return [factory.get(k) if isinstance(factory, Mapping) else factory for k in range(stages)]
+
+
+def check_classes(pipeline: Pipeline, stages: Sequence[nn.Module]) -> int:
+    """How many outputs heads have, or labels predictors see; 0 where nobody asks."""
+    asked = pipeline.credit == "local" or (pipeline.credit == "synthetic" and pipeline.predictors.labels)
+    if not asked or len(stages) == 1:
+        return 0
+    given = pipeline.heads.classes if pipeline.credit == "local" else pipeline.predictors.classes
+    if given is not None:
+        return given
+    layers = [part for stage in stages for part in stage.modules()]
+    widths = [getattr(layer, "out_features", getattr(layer, "out_channels", None)) for layer in layers]
+    known = [width for width in widths if isinstance(width, int)]
+    if not known:
+        raise ValueError(
+            f"{pipeline.title} cannot see how many outputs the network has, since no layer of it says: give classes"
+        )
+    return known[-1]
+
+
 def make_optimizer(make: OptimizerFactory, k: int, stage: nn.Module) -> torch.optim.Optimizer:
     """The optimizer of a stage."""
     optimizer = make([p for p in stage.parameters() if p.requires_grad])
@@ -121,8 +149,13 @@ def check_clip(clip: object, scope: object, schedule: Schedule, corrections: Seq
 
 def check_replicas(replicas: int, pipeline: Pipeline) -> None:
     """With several, replicas must be able to tell each other all that they have found in a few numbers."""
-    if replicas == 1 or pipeline.credit == "chain":
+    if replicas == 1 or pipeline.credit in ("chain", "local"):
         return
+    if pipeline.credit == "synthetic":
+        raise ValueError(
+            f"replicas={replicas} with {pipeline.title}: each replica would fit a predictor of its own; use 'dgl', or "
+            "one replica"
+        )
     tangents = pipeline.tangents
     if tangents.perturb != "weights":
         raise ValueError(

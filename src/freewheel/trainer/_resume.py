@@ -45,7 +45,8 @@ def look_up(path: object) -> Found:
 def take_up(found: Found, stages: Sequence[Stage], names: Sequence[dict[str, str]], threads: int) -> Resumed | None:
     """Loads a checkpoint into stages; gives the fit that goes on from it, None where there is none under way."""
     manifest = found.manifest
-    other = difference(manifest.settings, settings_of(stages[0].options, threads))
+    settings = settings_of(stages[0].options, threads)
+    other = difference(manifest.settings, settings)
     if other is not None and not manifest.drained:
         name, saved, given = other
         raise ValueError(
@@ -56,7 +57,8 @@ def take_up(found: Found, stages: Sequence[Stage], names: Sequence[dict[str, str
     files = [by_name[file_name(k)] for k in range(manifest.settings["stages"])]
     contents = [read_tensors(found.folder, file) for file in files]
     _check_collected(manifest.settings, stages, contents, same=other is None)
-    spread(stages, names, contents, same=other is None)
+    heads = all(manifest.settings.get(name) == settings[name] for name in ("stages", "heads", "predictors"))
+    spread(stages, names, contents, same=other is None, heads=heads)
     if manifest.progress is None:
         return None
     progress = manifest.progress

@@ -115,14 +115,20 @@ class Saving:
         self._follows = follows
 
     def complete(self, cut: Cut, feed: Feed, history: History, *, since: float) -> None:
-        """Every stage has written its part of a checkpoint: adds the rest, and gives it its name."""
-        parts = [part.saved for part in cut.parts]
+        """Every stage has written its part of a checkpoint: adds the rest, and gives it its name.
+
+        Where the last batch has come through and messages are still under way, the drained end is saved instead.
+        """
+        parts = [part.saved for part in cut.parts if part.saved is not None]
+        place = feed.place(cut.batches)
+        if place[0].epoch >= self._epochs and any(saved.flying for saved in parts):
+            return
         self._publish(
             self.saver.unfinished(cut.batches),
-            [saved for saved in parts if saved is not None],
+            parts,
             cut.batches,
             history=history,
-            place=feed.place(cut.batches),
+            place=place,
             seconds=cut.time - since,
         )
 
@@ -198,7 +204,7 @@ class Saving:
             batches=batches,
             batches_before=self._before[0],
             epochs_before=self._before[1],
-            drained=all(saved.fetched == batches for saved in parts),
+            drained=all(saved.fetched == batches and not saved.flying for saved in parts),
             progress=progress,
             history=None if history is None else history.as_dict(),
             files=tuple(files),

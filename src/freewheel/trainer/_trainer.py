@@ -28,18 +28,20 @@ from freewheel.runtime import (
     rank_and_size,
 )
 from freewheel.split import Stages
-from freewheel.stage import ForwardStage, Loss, StageOptions
+from freewheel.stage import ForwardStage, HeadedStage, Loss, StageOptions
 from freewheel.tangents import check_patterns
 from freewheel.trainer._blueprint import SchedulerFactory, blueprints
 from freewheel.trainer._checks import (
     OptimizerFactory,
     check_autocast,
+    check_classes,
     check_clip,
     check_factories,
     check_fit,
     check_replicas,
     check_slow,
     check_stages,
+    head_factories,
 )
 from freewheel.trainer._evaluate import Metric, accuracy, evaluate
 from freewheel.trainer._fit import Callback, Chain, fit
@@ -138,18 +140,22 @@ class Trainer:
         check_clip(clip, clip_scope, schedule, pipeline.corrections)
         check_autocast(autocast, schedule)
         # A plan repeats itself after its start, so that one a few rounds longer than that shows every rule kept.
-        self.plan = Plan.build(schedule, 2 * (max(schedule.delays) + schedule.stages) + 2)
+        self.plan = Plan.build(schedule, 2 * (max(schedule.delays) + schedule.lag + schedule.stages) + 2)
         self._options = StageOptions(
             schedule=schedule,
             corrections=tuple(pipeline.corrections),
             tangents=pipeline.tangents,
+            heads=pipeline.heads,
+            predictors=pipeline.predictors,
+            classes=check_classes(pipeline, modules),
             loss=loss,
             clip=clip,
             autocast=autocast,
             seed=self.seed,
             slow=check_slow("slow", slow, len(modules)),
         )
-        drawn = blueprints(modules, self._model, self._options, check_factories(optimizer, modules), scheduler)
+        factories = check_factories(optimizer, modules), head_factories(optimizer, pipeline, len(modules))
+        drawn = blueprints(modules, self._model, self._options, *factories, scheduler)
         self._stages = [blueprint.build() for blueprint in drawn[: len(modules)]]
         self._abroad = Abroad(
             orders=[blueprint.build for blueprint in drawn],
@@ -263,6 +269,12 @@ class Trainer:
     def optimizers(self) -> list[torch.optim.Optimizer | None]:
         """Each stage's optimizer, None for a stage with nothing to train."""
         return [stage.optimizer for stage in self._stages]
+
+    @property
+    def heads(self) -> list[nn.Module | None]:
+        """Each stage's head (`dgl`) or predictor of gradients (`dni`); None where there is none, or none yet."""
+        owned = [stage.owned if isinstance(stage, HeadedStage) else None for stage in self._stages]
+        return [None if own is None else own.module for own in owned]
 
     def model(self) -> nn.Module:
         """The trained network: the model that was split, with its own parameter names, or the stages in a row."""
