@@ -45,13 +45,14 @@ def numbers(history: fw.History) -> list[Any]:
 
 
 def everything(made: fw.Trainer) -> list[Any]:
-    """All that two trainers must have in common: weights, buffers, optimizers, schedulers, collected gradients."""
+    """All that two trainers must have in common: weights, buffers, optimizers, schedulers, gradients, heads."""
     weights = tensors(*made.stages)
     gradients = [p.grad for stage in made.stages for p in stage.parameters()]
     optimizers = [o.state_dict() if o else None for o in made.optimizers]
     schedulers = [s.scheduler.state_dict() if s.scheduler else None for s in made._stages]
     hooks = [[hook.state() for hook in stage.hooks] for stage in made._stages]
-    return tree_flatten([weights, gradients, optimizers, schedulers, hooks, made._batches, made._epochs])[0]
+    heads = [stage.head_state() for stage in made._stages]
+    return tree_flatten([weights, gradients, optimizers, schedulers, hooks, heads, made._batches, made._epochs])[0]
 
 
 def same(one: list[Any], two: list[Any]) -> bool:

@@ -54,6 +54,10 @@ ROWS = [
     Row("asyncfgd-kept", lambda k: fw.AsyncFGD(scale=0.1, checkpoint=False, tangents=2, distribution="sphere")),
     Row("asyncfgd-activations", lambda k: fw.AsyncFGD(scale=0.1, perturb="activations")),
     Row("late-forward", late_forward),
+    Row("dgl", lambda k: fw.DGL(hidden=8)),
+    Row("dgl-replay", lambda k: fw.DGL(hidden=8, replay=3)),
+    Row("dni", lambda k: fw.DNI()),
+    Row("dni-labels", lambda k: fw.DNI(labels=True, layers=0, lag=2)),
     Row("accumulated", lambda k: fw.Pipeline(delays=tuple(range(k))[::-1], corrections=[fw.Accumulate(3)])),
 ]
 

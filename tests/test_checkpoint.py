@@ -358,6 +358,11 @@ MISSED: dict[str, tuple[str, str, tuple[Any, ...], Any]] = {
     "tangents": ("asyncfgd-kept", "stage-0.pt", ("pending", "waiting"), first),
     "moved activations": ("asyncfgd-activations", "stage-0.pt", ("pending", "waiting"), first),
     "derivatives found": ("late-forward", "stage-2.pt", ("pending", "found"), first),
+    "heads": ("dgl", "stage-0.pt", ("head", "tensors"), zeroed),
+    "batches kept": ("dgl-replay", "stage-1.pt", ("pending", "arrived"), zeroed),
+    "gradients in flight": ("dni", "stage-1.pt", ("sent",), zeroed),
+    "outputs to fit to": ("dni", "stage-0.pt", ("pending", "stored"), first),
+    "the predictor's momentum": ("dni", "stage-1.pt", ("head", "optimizer", "state"), lambda state: {}),
     "the state of dropout": ("fdg", "stage-0.pt", ("pending", "draws"), lambda draws: False),
 }
 

@@ -51,7 +51,7 @@ def check(schedule: Schedule, batches: int) -> None:
         others = [a for a in left if not a.op.is_send]
         assert others == [a for a in after[k] if not a.op.is_send]
         assert [a for a in after[k] if a in left] == left
-        assert {a.op for a in again} <= {Op.SEND_ACTIVATION}
+        assert {a.op for a in again} <= {Op.SEND_GRADIENT if schedule.credit == "synthetic" else Op.SEND_ACTIVATION}
     assert sum(1 for _ in march(schedule, streams)) == sum(map(len, streams))
 
 
@@ -83,6 +83,17 @@ def test_random_plans_are_cut_where_they_say(delays, order, weights, turns, slac
     except fw.PlanError:
         return  # such a plan never runs
     check(schedule, batches)
+
+
+@settings(max_examples=40, deadline=None)
+@given(lag=st.integers(0, 5), k=st.integers(1, 4), slack=st.integers(0, 2), batches=st.integers(1, BATCHES))
+def test_gradients_that_predictors_wait_for_are_in_flight(lag, k, slack, batches):
+    schedule = fw.DNI(lag=lag).pipeline(k).schedule(slack=slack)
+    fw.Plan.build(schedule, BATCHES)
+    check(schedule, batches)
+    for stage in range(1, k):
+        flying = [a.batch for a in in_flight(schedule, stage, batches)]
+        assert flying == list(range(max(0, batches - 1 - lag), batches))
 
 
 def test_a_drawing_of_the_two_parts():

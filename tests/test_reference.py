@@ -480,6 +480,8 @@ def zero_delay_methods(k: int) -> dict[str, fw.Method]:
             "dsp": fw.DSP(),
             "dsp-given": fw.DSP(p=(0,), m=(0,)),
             "pipemare": fw.PipeMare(),
+            "dgl": fw.DGL(replay=4),
+            "dni": fw.DNI(labels=True),
         }
     return found
 
