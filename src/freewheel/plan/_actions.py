@@ -10,6 +10,7 @@
 | `a3>` `>a3` | send / receive the activations of batch 3 (to / from the neighbours)   |
 | `g3>` `>g3` | send / receive the gradient of batch 3 with respect to the activations |
 | `d3>` `>d3` | the directional derivative of batch 3, going from the last stage to the first |
+| `e3>` `>e3` | the error of batch 3 at the output, going from the last stage to the first  |
 | `t3>` `>t3` | pass the turn: batch 3 has been forwarded by every later stage         |
 | `n3>` `>n3` | gradient norms of this stage and all later ones, going to stage 0      |
 | `c3>` `>c3` | the clipping coefficient made from them, going to the last stage       |
@@ -39,6 +40,8 @@ class Op(Enum):
     RECEIVE_GRADIENT = ">g"
     SEND_DERIVATIVE = "d>"
     RECEIVE_DERIVATIVE = ">d"
+    SEND_ERROR = "e>"
+    RECEIVE_ERROR = ">e"
     SEND_TURN = "t>"
     RECEIVE_TURN = ">t"
     SEND_NORMS = "n>"
@@ -68,12 +71,12 @@ class Op(Enum):
 
     @property
     def channel(self) -> str:
-        """The letter of the channel a message travels on: `a`, `g`, `d`, `t`, `n`, `c` or `r`."""
+        """The letter of the channel a message travels on: `a`, `g`, `d`, `e`, `t`, `n`, `c` or `r`."""
         return self.value.strip(">")
 
 
 # The way each kind of message travels: +1 towards the last stage, -1 towards the first, 0 to the same stage elsewhere.
-DIRECTION = {"a": +1, "g": -1, "d": -1, "t": -1, "n": -1, "c": +1, "r": 0}
+DIRECTION = {"a": +1, "g": -1, "d": -1, "e": -1, "t": -1, "n": -1, "c": +1, "r": 0}
 
 
 class Action(NamedTuple):
@@ -113,4 +116,4 @@ class Action(NamedTuple):
         return cls(op, int(batch), None if version is None else int(version), None if micro is None else int(micro))
 
 
-_TOKEN = re.compile(r"(>)?([FRBUSagdtncr])(\d+)(?:\.(\d+))?(?:@(\d+))?(>)?")
+_TOKEN = re.compile(r"(>)?([FRBUSagdetncr])(\d+)(?:\.(\d+))?(?:@(\d+))?(>)?")

@@ -72,7 +72,6 @@ class _Stage:
         self.first, self.last = stage == 0, stage == schedule.stages - 1
         self.delay = schedule.delays[stage]
         self.micro = schedule.micro
-        self.chain = schedule.credit == "chain"
         self.backwards = schedule.goes_backward
         self.predicts = schedule.credit == "synthetic" and not self.last
         self.done: dict[Op, dict[tuple[int, int], int | None]] = {op: {} for op in Op}
@@ -120,7 +119,7 @@ class _Stage:
         return self._next(Op.FORWARD, unit) or self._sees(action, self.version, "the newest there is")
 
     def _recompute(self, action: Action, unit: tuple[int, int]) -> str | None:
-        if not self.chain or self.schedule.weights != "recompute" or not self.delay:
+        if not self.backwards or self.schedule.weights != "recompute" or not self.delay:
             return "only a late stage under weights='recompute' redoes a forward"
         if unit not in self.done[Op.FORWARD] or unit in self.done[Op.BACKWARD]:
             return "there is no stored input of that batch"
@@ -131,7 +130,9 @@ class _Stage:
             return "there are no backwards under credit='forward'"
         if unit not in self.done[Op.FORWARD]:
             return "its forward has not been done"
-        if self.chain and not self.last and unit not in self.done[Op.RECEIVE_GRADIENT]:
+        if self.schedule.sends_errors and not self.last and unit not in self.done[Op.RECEIVE_ERROR]:
+            return "its error has not been received"
+        if self.schedule.waits_for_gradients and not self.last and unit not in self.done[Op.RECEIVE_GRADIENT]:
             return "its gradient has not been received"
         fault = self._next(Op.BACKWARD, unit)
         if fault:
@@ -192,6 +193,8 @@ class _Stage:
             return "there is nothing to send: its forward has not been done"
         if action.op is Op.SEND_GRADIENT and unit not in self.done[Op.BACKWARD]:
             return "there is nothing to send: its backward has not been done"
+        if action.op is Op.SEND_ERROR and unit not in self.done[Op.FORWARD if self.last else Op.RECEIVE_ERROR]:
+            return "there is nothing to send: its error is not known here"
         if action.op is Op.SEND_DERIVATIVE:
             known = self.done[Op.FORWARD if self.last else Op.RECEIVE_DERIVATIVE]
             if (unit[0], self.micro - 1 if self.last else 0) not in known:

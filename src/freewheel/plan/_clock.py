@@ -36,7 +36,7 @@ def capacity(schedule: Schedule, channel: Channel) -> int:
     letter, boundary = channel
     if letter == "a":
         return schedule.lengths()[boundary][0]
-    if letter in "gd":
+    if letter in "gde":
         return schedule.lengths()[boundary][1]
     return 1
 

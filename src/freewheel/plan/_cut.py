@@ -87,7 +87,7 @@ def _stream(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]
     """The stream of these batches, with the versions of one that began with batch 0."""
     delay = schedule.delays[stage]
     lead = delay - (schedule.order == "backward" and delay > 0)  # updates that a forward does not see
-    late = schedule.credit == "chain" and delay > 0 and schedule.weights in ("stash", "predict")
+    late = schedule.credit != "forward" and delay > 0 and schedule.weights in ("stash", "predict")
     for action in stream(schedule, stage, numbers):
         if action.version is not None:
             seen = action.op is Op.FORWARD or (late and action.op is Op.BACKWARD)

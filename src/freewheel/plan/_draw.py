@@ -172,6 +172,7 @@ _READERS: dict[str, Any] = {
     "queues": _pairs,
     "taught": lambda text: text == "yes",
     "lag": int,
+    "joined": lambda text: text == "yes",
     "replicas": int,
     "cell": _one_of("action", "round"),
 }

@@ -91,7 +91,7 @@ class Plan:
         - `backward`: the last stage goes backward on nothing new before the first stage has done the unit before, by
           what comes back from it.
         - `update`: the first stage forwards no new batch before the last stage has gone backward on the one before
-          (has forwarded it, where there are no backwards).
+          (has forwarded it, where no gradient comes back).
 
         The unit is the micro-batch where there are any, otherwise the batch.
         """
@@ -110,13 +110,13 @@ class Plan:
             pairs = [(mine, theirs[n][0]) for n, (mine, _) in enumerate(ours[behind:])]
             return all(history[stage, mine][other] > their for mine, their in pairs)
 
-        backwards = self.schedule.goes_backward
+        waits = self.schedule.waits_for_gradients
         found = {
             "forward": ordered(Op.FORWARD, 0, Op.FORWARD, last),
-            "backward": backwards
+            "backward": self.schedule.goes_backward
             and ordered(Op.BACKWARD, last, Op.BACKWARD, 0)
             and ordered(Op.BACKWARD, 0, Op.BACKWARD, last, behind=0),
-            "update": ordered(Op.FORWARD, 0, Op.BACKWARD if backwards else Op.FORWARD, last, batchwise=True),
+            "update": ordered(Op.FORWARD, 0, Op.BACKWARD if waits else Op.FORWARD, last, batchwise=True),
         }
         return frozenset(lock for lock, held in found.items() if held)
 

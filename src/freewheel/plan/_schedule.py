@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Credit = Literal["chain", "forward", "local", "synthetic"]
+Credit = Literal["chain", "forward", "local", "synthetic", "feedback"]
 Order = Literal["forward", "backward"]
 Weights = Literal["stash", "recompute", "current", "predict"]
-CREDITS: tuple[Credit, ...] = ("chain", "forward", "local", "synthetic")
+CREDITS: tuple[Credit, ...] = ("chain", "forward", "local", "synthetic", "feedback")
 ORDERS: tuple[Order, ...] = ("forward", "backward")
 WEIGHTS: tuple[Weights, ...] = ("stash", "recompute", "current", "predict")
 
@@ -21,7 +21,8 @@ class Schedule:
         name: The method's name, for the drawing.
         credit: Where a stage's learning signal comes from: the gradient of the next stage (`chain`); a directional
             derivative from the last one (`forward`), in which case there are no backwards; a head of its own
-            (`local`); or a predicted gradient (`synthetic`).
+            (`local`); a predicted gradient (`synthetic`); or the error at the output, or the target, through fixed
+            random weights (`feedback`).
         delays: For each stage, how many batches it has forwarded beyond the one it learns from.
         order: What a stage does first in each round, its forward or its backward.
         weights: Which weights a late backward sees.
@@ -33,6 +34,7 @@ class Schedule:
         queues: For each boundary between stages, the lengths of the activation and the gradient queue.
         taught: Whether every stage gets the targets, rather than the last one alone.
         lag: Under `synthetic`, how many batches a stage learns from before it asks for the gradient of one.
+        joined: Under `feedback`, whether a block of layers goes on in the next stage, which then sends its gradient.
         replicas: How many copies of each stage learn together, each from its own samples.
         cell: What one column of the drawing holds: one `action`, or one `round` (a forward and a backward).
     """
@@ -50,6 +52,7 @@ class Schedule:
     queues: tuple[tuple[int, int], ...] = ()
     taught: bool = False
     lag: int = 0
+    joined: bool = False
     replicas: int = 1
     cell: Literal["action", "round"] = "action"
 
@@ -66,6 +69,21 @@ class Schedule:
     def goes_backward(self) -> bool:
         """Whether stages learn by backwards."""
         return self.credit != "forward"
+
+    @property
+    def waits_for_gradients(self) -> bool:
+        """Whether a backward needs a gradient from the next stage."""
+        return self.credit == "chain" or self.joined
+
+    @property
+    def sends_gradients(self) -> bool:
+        """Whether stages send gradients to the ones before."""
+        return self.waits_for_gradients or self.credit == "synthetic"
+
+    @property
+    def sends_errors(self) -> bool:
+        """Whether the error at the output goes from the last stage to all."""
+        return self.credit == "feedback" and not self.taught
 
     @property
     def asynchronous(self) -> bool:

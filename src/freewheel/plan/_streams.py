@@ -111,10 +111,10 @@ def _without_backward(schedule: Schedule, stage: int, batches: Iterable[int]) ->
 def wire(schedule: Schedule, stage: int, actions: Iterable[Action]) -> Iterator[Action]:
     """Adds the messages: whatever is needed is received just before its use, whatever is made is sent at once.
 
-    The recomputation of a forward needs no gradient, so the gradient is received after it. A directional derivative is
-    passed on before the stage itself learns from it, so that nobody waits for an update. Replicas share what they have
-    found once their neighbours have got theirs, and wait for each other's only then. A stage with a predictor learns
-    before the gradient is there, and takes it for the fit.
+    The recomputation of a forward needs no gradient, so the gradient is received after it. A directional derivative, or
+    an error, is passed on before the stage itself learns from it, so that nobody waits for an update. Replicas share
+    what they have found once their neighbours have got theirs, and wait for each other's only then. A stage with a
+    predictor learns before the gradient is there, and takes it for the fit.
     """
     first, last = stage == 0, stage == schedule.stages - 1
     for action in actions:
@@ -130,10 +130,14 @@ def wire(schedule: Schedule, stage: int, actions: Iterable[Action]) -> Iterator[
             if schedule.turns and not first:
                 yield Action(Op.SEND_TURN, n)
         elif op is Op.BACKWARD:
-            if schedule.credit == "chain" and not last:
+            if schedule.sends_errors and not last:
+                yield Action(Op.RECEIVE_ERROR, n, None, j)
+            if schedule.sends_errors and not first:
+                yield Action(Op.SEND_ERROR, n, None, j)
+            if schedule.waits_for_gradients and not last:
                 yield Action(Op.RECEIVE_GRADIENT, n, None, j)
             yield action
-            if schedule.credit != "local" and not first:
+            if schedule.sends_gradients and not first:
                 yield Action(Op.SEND_GRADIENT, n, None, j)
         elif op is Op.FIT:
             yield Action(Op.RECEIVE_GRADIENT, n, None, j)

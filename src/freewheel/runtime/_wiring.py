@@ -61,8 +61,9 @@ def _letters(schedule: Schedule) -> set[str]:
     """The kinds of messages that a plan has."""
     return {
         "a",
-        *(["g"] if schedule.credit in ("chain", "synthetic") else []),
+        *(["g"] if schedule.sends_gradients else []),
         *(["d"] if schedule.credit == "forward" else []),
+        *(["e"] if schedule.sends_errors else []),
         *(["t"] if schedule.turns else []),
         *(["n", "c"] if schedule.norms else []),
     }
