@@ -58,6 +58,10 @@ ROWS = [
     Row("dgl-replay", lambda k: fw.DGL(hidden=8, replay=3)),
     Row("dni", lambda k: fw.DNI()),
     Row("dni-labels", lambda k: fw.DNI(labels=True, layers=0, lag=2)),
+    Row("fa", lambda k: fw.FA(pipelined=True)),
+    Row("dfa", lambda k: fw.DFA(pipelined=True)),
+    Row("sdfa", lambda k: fw.SDFA()),
+    Row("drtp", lambda k: fw.DRTP()),
     Row("accumulated", lambda k: fw.Pipeline(delays=tuple(range(k))[::-1], corrections=[fw.Accumulate(3)])),
 ]
 

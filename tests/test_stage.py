@@ -125,6 +125,8 @@ def test_a_passenger_goes_through_untouched_stages():
             return self.linear(pair[0] + pair[1])
 
     for row in ROWS:
+        if row.make(3).pipeline(3).credit == "feedback":
+            continue  # for plain stacks alone
         for runtime in LOCAL:
             trainer([Skip(), Skip(), Last()], row.make(3), runtime=runtime).fit(batches(6))
 

@@ -1,18 +1,23 @@
 """Freewheel: train a network cut into K stages without making the stages wait for each other."""
 
 from freewheel import data, models
+from freewheel.feedback import Feedback
 from freewheel.methods import (
     BP,
     DDG,
+    DFA,
     DGL,
     DNI,
+    DRTP,
     DSP,
+    FA,
     FDG,
     FGD,
     FGDDP,
     FGDMP,
     FR,
     METHODS,
+    SDFA,
     AsyncFGD,
     FGDSync,
     GPipe,
@@ -39,16 +44,19 @@ from freewheel.stage import (
     StalenessStep,
 )
 from freewheel.tangents import Tangents, Transfer
-from freewheel.trainer import Chain, Epoch, EpochEnd, History, Score, Trainer, accuracy
+from freewheel.trainer import Chain, Epoch, EpochEnd, History, Score, Trainer, accuracy, alignment
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BP",
     "DDG",
+    "DFA",
     "DGL",
     "DNI",
+    "DRTP",
     "DSP",
+    "FA",
     "FDG",
     "FGD",
     "FGDDP",
@@ -56,6 +64,7 @@ __all__ = [
     "FR",
     "METHODS",
     "RUNTIMES",
+    "SDFA",
     "Accumulate",
     "AsyncFGD",
     "Chain",
@@ -65,6 +74,7 @@ __all__ = [
     "Epoch",
     "EpochEnd",
     "FGDSync",
+    "Feedback",
     "GPipe",
     "Heads",
     "History",
@@ -87,6 +97,7 @@ __all__ = [
     "Trainer",
     "Transfer",
     "accuracy",
+    "alignment",
     "data",
     "method",
     "models",

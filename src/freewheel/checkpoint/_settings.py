@@ -10,7 +10,10 @@ from typing import Any
 from freewheel.stage import StageOptions
 
 FREE = ("name", "queues", "cell")  # of a schedule: they change no result
-UNSAID = {"replicas": 1, "taught": False, "lag": 0, "heads": None, "predictors": None}  # where settings leave them out
+UNSAID = {  # where settings leave them out
+    **{"replicas": 1, "taught": False, "lag": 0, "joined": False},
+    **{"heads": None, "predictors": None, "feedback": None},
+}
 
 
 def settings_of(options: StageOptions, threads: int) -> dict[str, Any]:
@@ -24,6 +27,7 @@ def settings_of(options: StageOptions, threads: int) -> dict[str, Any]:
         "tangents": _options(options.tangents),
         "heads": _options(options.heads) if options.schedule.credit == "local" else None,
         "predictors": _options(options.predictors) if options.schedule.credit == "synthetic" else None,
+        "feedback": None if options.feedback is None else _text(options.feedback),
         "clip": options.clip,
         "autocast": _text(options.autocast),
         "seed": options.seed,

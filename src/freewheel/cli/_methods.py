@@ -57,7 +57,7 @@ def describe(method: Method) -> dict[str, Any]:
     Order and weights mean nothing without delays, and nothing without backwards.
     """
     pipeline = method.pipeline(STAGES)
-    late = any(pipeline.delays) and pipeline.credit == "chain"
+    late = any(pipeline.delays) and pipeline.credit != "forward"
     options = fields(method)  # pyright: ignore[reportArgumentType]
     return {
         "name": method.name,

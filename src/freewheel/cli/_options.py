@@ -9,7 +9,11 @@ import typer
 
 from freewheel.methods import Method, method
 
-UNTYPED = ("direction", "optimizer")  # options that are functions
+UNTYPED = {  # only in Python
+    "direction": "a direction is a function",
+    "optimizer": "an optimizer is a function",
+    "own": "feedback weights are tensors",
+}
 WORDS = {"none": None, "true": True, "yes": True, "false": False, "no": False}
 
 
@@ -24,10 +28,9 @@ def find_method(name: str, pairs: Iterable[str] | None) -> Method:
     options = read_options(pairs)
     if "name" in options:
         raise ValueError(f"-o name={options['name']}: no method has an option 'name'")
-    for option in UNTYPED:
+    for option, why in UNTYPED.items():
         if option in options:
-            named = f"a{'n' * (option[0] in 'aeiou')} {option}"
-            raise ValueError(f"-o {option}={options[option]}: {named} is a function, which only Python can pass on")
+            raise ValueError(f"-o {option}={options[option]}: {why}, which only Python can pass on")
     return method(name, **options)
 
 

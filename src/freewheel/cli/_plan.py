@@ -85,12 +85,7 @@ def facts(plan: Plan, tangents: Tangents | None = None) -> list[str]:
         f"locks left  {', '.join(locks(plan)) or 'none'}",
     ]
     forward = plan.schedule.credit == "forward"
-    signal = "derivative" if forward else "gradient"
-    alone = plan.schedule.credit == "local"
-    queues = [
-        *(plural(a, "activation") + ("" if alone else f", {plural(g, signal)}") for a, g in plan.schedule.lengths()),
-        "-",
-    ]
+    queues = [*(_queues(plan, *lengths) for lengths in plan.schedule.lengths()), "-"]
     if forward:
         lines.append(f"no graphs; a batch that waits for its derivative keeps {_kept(tangents or Tangents())}")
         lines += ["", "stage  waiting batches  weight copies  queues to the next stage"]
@@ -101,6 +96,17 @@ def facts(plan: Plan, tangents: Tangents | None = None) -> list[str]:
     for stage, (held, queue) in enumerate(zip(plan.memory(), queues)):
         lines.append(f"{stage:<5}  {held.inputs:<6}  {held.graphs:<6}  {held.weights:<13}  {queue}")
     return lines
+
+
+def _queues(plan: Plan, up: int, down: int) -> str:
+    """What may wait between two stages."""
+    schedule = plan.schedule
+    kinds = {
+        "derivative": schedule.credit == "forward",
+        "error": schedule.sends_errors,
+        "gradient": schedule.sends_gradients,
+    }
+    return ", ".join([plural(up, "activation"), *(plural(down, kind) for kind, sent in kinds.items() if sent)])
 
 
 def _kept(tangents: Tangents) -> str:

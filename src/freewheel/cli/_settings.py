@@ -211,6 +211,11 @@ class Settings:
         return self.pipeline.credit == "forward"
 
     @property
+    def fed(self) -> bool:
+        """Whether it is a method of fixed random feedback."""
+        return self.pipeline.feedback is not None
+
+    @property
     def transfer_flags(self) -> TransferFlags:
         """Those of `--transfer`."""
         return TransferFlags(
@@ -233,8 +238,8 @@ class Settings:
     def model_name(self) -> str:
         """The network: as asked for, or one that suits the images and the method."""
         data = self.data.lower()
-        if self.forward and self.model is None and data not in SEQUENCES:
-            return "fcs-tanh"  # deep networks learn from forward gradients slowly, or not at all
+        if (self.forward or self.fed) and self.model is None and data not in SEQUENCES:
+            return "fcs-tanh"  # deep networks learn from forward gradients and from feedback slowly, or not at all
         return self.model or SUITABLE.get(data, "resnet-20")
 
     @property

@@ -13,6 +13,7 @@ from freewheel.methods.dgl import DGL
 from freewheel.methods.dni import DNI
 from freewheel.methods.dsp import DSP
 from freewheel.methods.fdg import FDG
+from freewheel.methods.feedback import DFA, DRTP, FA, SDFA
 from freewheel.methods.fgd import FGD, FGDDP, FGDMP, AsyncFGD, FGDSync
 from freewheel.methods.pipedream import PipeDream
 from freewheel.methods.pipemare import PipeMare
@@ -21,7 +22,8 @@ from freewheel.plan import Plan
 _CHAIN = (BP, GPipe, OneFOneB, DDG, FR, PipeDream, FDG, DSP, PipeMare)
 _FORWARD = (FGD, FGDMP, FGDDP, FGDSync, AsyncFGD)
 _OWN = (DGL, DNI)
-METHODS: dict[str, type[Method]] = {m.name: m for m in (*_CHAIN, *_FORWARD, *_OWN)}
+_FEEDBACK = (FA, DFA, SDFA, DRTP)
+METHODS: dict[str, type[Method]] = {m.name: m for m in (*_CHAIN, *_FORWARD, *_OWN, *_FEEDBACK)}
 
 
 def method(name: str | Method, **options: Any) -> Method:
@@ -73,15 +75,19 @@ def plan(name: str | Method, *, k: int, batches: int = 8, slack: int = 0, **opti
 __all__ = [
     "BP",
     "DDG",
+    "DFA",
     "DGL",
     "DNI",
+    "DRTP",
     "DSP",
+    "FA",
     "FDG",
     "FGD",
     "FGDDP",
     "FGDMP",
     "FR",
     "METHODS",
+    "SDFA",
     "AsyncFGD",
     "FGDSync",
     "GPipe",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from freewheel._errors import unknown, whole_number
+from freewheel.feedback import Feedback
 from freewheel.plan import CREDITS, ORDERS, WEIGHTS, Credit, Order, Schedule, Weights
 from freewheel.stage import Correction, Heads, Predictors
 from freewheel.tangents import Tangents
@@ -33,7 +34,8 @@ class Pipeline(Method):
 
     Args:
         credit: Where a stage's learning signal comes from: `chain`, the gradient from the next stage; `forward`, a
-            directional derivative from the last one; `local`, a head of its own; or `synthetic`, a predicted gradient.
+            directional derivative from the last one; `local`, a head of its own; `synthetic`, a predicted gradient; or
+            `feedback`, the error at the output, or the target.
         delays: For each stage, how many batches it has forwarded beyond the one it learns from; never increasing.
         order: Whether a round begins with its `forward` or with its `backward`.
         weights: Which weights a late backward sees: `stash` (those of its forward), `recompute` (the newest, the
@@ -43,6 +45,8 @@ class Pipeline(Method):
         tangents: The directions of forward gradients, under `credit="forward"`.
         heads: The heads, under `credit="local"`.
         predictors: The predictors of gradients, under `credit="synthetic"`.
+        feedback: What goes through fixed random weights, under `credit="feedback"`; or the gradient of each layer, with
+            `fw.Feedback(signal="gradient")` under `chain`.
         micro: Micro-batches a batch is cut into; more than one needs zero delays under `chain`.
         along: The dimension they are cut along: 0, the samples; 1, time (under `forward`).
         ahead: With micro-batches, how many each stage forwards before it goes backward; all of them by default.
@@ -68,6 +72,7 @@ class Pipeline(Method):
     tangents: Tangents = field(default_factory=Tangents)
     heads: Heads = field(default_factory=Heads)
     predictors: Predictors = field(default_factory=Predictors)
+    feedback: Feedback | None = None
     micro: int = 1
     along: Literal[0, 1] = 0
     ahead: Sequence[int] = ()
@@ -118,6 +123,7 @@ class Pipeline(Method):
             raise ValueError(f"weights={self.weights!r}: under credit='forward' no backward sees weights; leave it out")
         if self.credit in ("local", "synthetic"):
             self._check_at_once()
+        self._check_feedback()
         if any(min(pair) < 1 for pair in self.queues):
             raise ValueError(f"queues={tuple(self.queues)}: every queue needs a length of 1 or more")
         for correction in self.corrections:
@@ -146,6 +152,32 @@ class Pipeline(Method):
                     f"{name}={plain!r}"
                 )
 
+    def _check_feedback(self) -> None:
+        if self.feedback is not None and not isinstance(self.feedback, Feedback):
+            raise TypeError(f"feedback={self.feedback!r}: give fw.Feedback(...)")
+        direct = self.feedback is not None and self.feedback.signal != "gradient"
+        if self.credit == "feedback" and not direct:
+            raise ValueError(
+                "credit='feedback' without anything that is fed back: give feedback=fw.Feedback(signal='error'), or "
+                "'sign' or 'target'"
+            )
+        if self.feedback is not None and self.credit != ("feedback" if direct else "chain"):
+            raise ValueError(
+                f"feedback with signal={self.feedback.signal!r} under credit={self.credit!r}: 'gradient' goes with "
+                "'chain', the others with 'feedback'"
+            )
+        if self.credit == "feedback" and self.micro > 1:
+            raise ValueError(f"micro={self.micro}: under credit='feedback' a batch is taken whole; leave it out")
+
+    @property
+    def _taught(self) -> bool:
+        """Whether every stage learns from the targets themselves."""
+        return (
+            self.credit == "local"
+            or (self.credit == "synthetic" and self.predictors.labels)
+            or (self.credit == "feedback" and self.feedback is not None and self.feedback.signal == "target")
+        )
+
     def pipeline(self, k: int) -> Pipeline:
         """Itself, if it is made for k stages."""
         if len(self.delays) != k:
@@ -156,8 +188,8 @@ class Pipeline(Method):
             raise ValueError(f"ahead={tuple(self.ahead)} is for {len(self.ahead)} stages, but there are {k}")
         return self
 
-    def schedule(self, *, slack: int = 0, norms: bool = False, replicas: int = 1) -> Schedule:
-        """What the builders of plans need to know of it."""
+    def schedule(self, *, slack: int = 0, norms: bool = False, replicas: int = 1, joined: bool = False) -> Schedule:
+        """What the builders of plans need to know of it; `joined` where the stages cut a block of layers in two."""
         chain = self.credit == "chain"
         schedule = Schedule(
             name=self.title,
@@ -171,8 +203,9 @@ class Pipeline(Method):
             turns=self.turns,
             norms=norms,
             queues=tuple(self.queues),
-            taught=self.credit == "local" or (self.credit == "synthetic" and self.predictors.labels),
+            taught=self._taught,
             lag=self.predictors.lag if self.credit == "synthetic" else 0,
+            joined=joined,
             replicas=replicas,
             cell=self.cell,
         )

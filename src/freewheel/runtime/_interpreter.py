@@ -25,7 +25,7 @@ from freewheel.runtime._losses import Losses
 from freewheel.runtime._pieces import cut_in_samples, cut_in_time
 from freewheel.runtime._replicas import Peers
 from freewheel.runtime._straggler import Straggler
-from freewheel.stage import ChainStage, ForwardStage, Gradients, Stage, SyntheticStage, load_buffers
+from freewheel.stage import ChainStage, FeedbackStage, ForwardStage, Gradients, Stage, SyntheticStage, load_buffers
 
 Unit = tuple[int, int]
 NOT_FINITE = "lower the learning rate, clip gradients (clip=1.0), or look for broken values in the data"
@@ -118,6 +118,7 @@ class Interpreter:
             **(self._chain(stage) if isinstance(stage, ChainStage) else {}),
             **(self._predicted(stage) if isinstance(stage, SyntheticStage) else {}),
             **(self._derived(stage) if isinstance(stage, ForwardStage) else {}),
+            **(self._fed_back(stage) if isinstance(stage, FeedbackStage) else {}),
         }
 
     def _chain(self, stage: ChainStage) -> dict[Op, Callable[[Unit], None]]:
@@ -161,6 +162,13 @@ class Interpreter:
             Op.UPDATE: update,
             Op.SEND_DERIVATIVE: lambda unit: self._links[Op.SEND_DERIVATIVE].put(stage.derivatives(unit[0])),
             Op.RECEIVE_DERIVATIVE: receive,
+        }
+
+    def _fed_back(self, stage: FeedbackStage) -> dict[Op, Callable[[Unit], None]]:
+        """What feedback adds: the error at the output goes from the last stage to all."""
+        return {
+            Op.SEND_ERROR: lambda unit: self._links[Op.SEND_ERROR].put(stage.error(unit)),
+            Op.RECEIVE_ERROR: lambda unit: stage.take_error(unit, self._links[Op.RECEIVE_ERROR].get()),
         }
 
     def actions(self) -> Iterator[Action]:

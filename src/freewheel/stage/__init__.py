@@ -12,6 +12,7 @@ from freewheel.stage._corrections import (
     Site,
     StalenessStep,
 )
+from freewheel.stage._feedback import AlignedStage, FeedbackStage, Layers
 from freewheel.stage._forward import Dual, ForwardStage
 from freewheel.stage._heads import DRAWS, Draw, Heads
 from freewheel.stage._local import LocalStage
@@ -26,17 +27,20 @@ from freewheel.stage._trees import homes, to_device
 __all__ = [
     "DRAWS",
     "Accumulate",
+    "AlignedStage",
     "ChainStage",
     "Correction",
     "DelayCompensation",
     "Discrepancy",
     "Draw",
     "Dual",
+    "FeedbackStage",
     "ForwardStage",
     "Gradients",
     "HeadedStage",
     "Heads",
     "Hooks",
+    "Layers",
     "LocalStage",
     "Loss",
     "Predictors",

@@ -149,13 +149,7 @@ class ChainStage(Stage):
         self._kept.pop(unit, None)
         if graph is None:
             return ()
-        if gradients is not None:
-            arrived: Gradients = [None if g is None else to_device(g, self.device) for g in gradients]
-            for hook in self.hooks:
-                arrived = hook.receive(arrived)
-            gradients = arrived
-        given = [None if i is None else gradients[i] for i in graph.places]  # pyright: ignore
-        pairs = [(t, g) for t, g, i in zip(graph.outputs, given, graph.places) if i is None or g is not None]
+        pairs = self._cotangents(unit, graph, gradients)
         wanted = [*graph.inputs, *graph.weights]
         found: Gradients = [None] * len(wanted)
         if pairs and wanted:
@@ -171,6 +165,16 @@ class ChainStage(Stage):
         self._then = graph.weights
         self.weights.release(graph.version)
         return inputs
+
+    def _cotangents(self, unit: Unit, graph: Graph, gradients: Gradients | None) -> list[tuple[Tensor, Tensor | None]]:
+        """The outputs to go back from, each with its gradient; None for the loss."""
+        if gradients is not None:
+            arrived: Gradients = [None if g is None else to_device(g, self.device) for g in gradients]
+            for hook in self.hooks:
+                arrived = hook.receive(arrived)
+            gradients = arrived
+        given = [None if i is None else gradients[i] for i in graph.places]  # pyright: ignore
+        return [(t, g) for t, g, i in zip(graph.outputs, given, graph.places) if i is None or g is not None]
 
     def share(self) -> Gradients:
         """The gradients of the last backward, of a loss that was weighted by this replica's samples."""

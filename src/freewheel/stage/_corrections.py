@@ -110,7 +110,7 @@ class StalenessStep(Correction):
     """
 
     anneal: float = math.inf
-    credits = ("chain", "forward")
+    credits = ("chain", "forward", "feedback")
 
     def __post_init__(self) -> None:
         if not self.anneal >= 0:
@@ -229,7 +229,7 @@ class Accumulate(Correction):
     """
 
     every: int
-    credits = ("chain", "forward")
+    credits = ("chain", "forward", "feedback")
 
     def __post_init__(self) -> None:
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:

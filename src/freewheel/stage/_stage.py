@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from freewheel._seeds import seed_of
+from freewheel.feedback import Feedback
 from freewheel.plan import Schedule
 from freewheel.stage._corrections import Correction, Gradients, Hooks, Site
 from freewheel.stage._heads import Heads
@@ -38,6 +39,7 @@ class StageOptions:
     heads: Heads = field(default_factory=Heads)
     predictors: Predictors = field(default_factory=Predictors)
     classes: int = 0  # outputs of the network, where heads or predictors need to know
+    feedback: Feedback | None = None
     loss: Loss
     clip: float | None = None
     autocast: torch.dtype | None = None

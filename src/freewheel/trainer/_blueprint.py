@@ -12,9 +12,12 @@ from torch import nn
 
 from freewheel.plan import Credit
 from freewheel.stage import (
+    AlignedStage,
     ChainStage,
+    FeedbackStage,
     ForwardStage,
     HeadedStage,
+    Layers,
     LocalStage,
     Recurrent,
     Stage,
@@ -30,6 +33,7 @@ KINDS: dict[Credit, type[Stage]] = {
     "forward": ForwardStage,
     "local": LocalStage,
     "synthetic": SyntheticStage,
+    "feedback": FeedbackStage,
 }
 
 
@@ -47,13 +51,15 @@ class Blueprint:
     names: tuple[str | None, ...]  # of the module's parameters, in the whole network
     recurs_later: bool  # whether a later stage has recurrent layers
     replica: int = 0
+    layers: Layers | None = None  # under feedback
 
     def build(self) -> Stage:
         """The stage; that of a later replica has a copy of the module."""
         module = deepcopy(self.module) if self.replica else self.module
         optimizer = None if self.optimizer is None else make_optimizer(self.optimizer, self.index, module)
         scheduler = None if self.scheduler is None or optimizer is None else self.scheduler(optimizer)
-        kind = KINDS[self.options.schedule.credit]
+        credit = self.options.schedule.credit
+        kind = AlignedStage if credit == "chain" and self.options.feedback is not None else KINDS[credit]
         stage = kind(self.index, module, self.device, self.options, optimizer, scheduler, replica=self.replica)
         if isinstance(stage, ForwardStage):
             pairs = zip(module.parameters(), self.names)
@@ -61,6 +67,9 @@ class Blueprint:
             stage.recurs_later = self.recurs_later
         if isinstance(stage, HeadedStage):
             stage.equip(self._head_parts)
+        if isinstance(stage, (AlignedStage, FeedbackStage)):
+            assert self.layers is not None
+            stage.number_layers(self.layers)
         return stage
 
     def _head_parts(self, head: nn.Module) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
@@ -84,6 +93,7 @@ class Blueprint:
                 self.options.corrections,
                 self.options.heads,
                 self.options.predictors,
+                self.options.feedback,
             ),
             f"stages[{self.index}]": self.module,
         }
@@ -105,8 +115,9 @@ def blueprints(
     optimizers: Sequence[OptimizerFactory | None],
     head_optimizers: Sequence[OptimizerFactory | None],
     scheduler: SchedulerFactory | None,
+    layers: Sequence[Layers] = (),
 ) -> list[Blueprint]:
-    """Those of all stages, replica by replica; `model` is the whole network."""
+    """Those of all stages, replica by replica; `model` is the whole network, `layers` are those with feedback."""
     names = {id(p): name for name, p in model.named_parameters()}
     return [
         Blueprint(
@@ -120,6 +131,7 @@ def blueprints(
             names=tuple(names.get(id(p)) for p in module.parameters()),
             recurs_later=any(isinstance(part, Recurrent) for m in modules[k + 1 :] for part in m.modules()),
             replica=replica,
+            layers=layers[k] if layers else None,
         )
         for replica in range(options.schedule.replicas)
         for k, (module, home) in enumerate(zip(modules, homes(modules)))

@@ -149,7 +149,7 @@ def check_clip(clip: object, scope: object, schedule: Schedule, corrections: Seq
 
 def check_replicas(replicas: int, pipeline: Pipeline) -> None:
     """With several, replicas must be able to tell each other all that they have found in a few numbers."""
-    if replicas == 1 or pipeline.credit in ("chain", "local"):
+    if replicas == 1 or pipeline.credit in ("chain", "local", "feedback"):
         return
     if pipeline.credit == "synthetic":
         raise ValueError(

@@ -46,6 +46,7 @@ from freewheel.trainer._checks import (
 from freewheel.trainer._evaluate import Metric, accuracy, evaluate
 from freewheel.trainer._fit import Callback, Chain, fit
 from freewheel.trainer._history import History, Score
+from freewheel.trainer._layers import numbered_layers
 from freewheel.trainer._resume import look_up, take_up
 from freewheel.trainer._saving import Every, Resumed, Saving, check_folder, check_saving
 
@@ -136,7 +137,8 @@ class Trainer:
         check_replicas(self.replicas, pipeline)
         global_clip = clip_scope == "global" and clip is not None
         slack = whole_number("slack", slack, least=0)
-        schedule = pipeline.schedule(slack=slack, norms=global_clip, replicas=self.replicas)
+        layers, joined = numbered_layers(modules, pipeline.feedback)
+        schedule = pipeline.schedule(slack=slack, norms=global_clip, replicas=self.replicas, joined=joined)
         check_clip(clip, clip_scope, schedule, pipeline.corrections)
         check_autocast(autocast, schedule)
         # A plan repeats itself after its start, so that one a few rounds longer than that shows every rule kept.
@@ -148,6 +150,7 @@ class Trainer:
             heads=pipeline.heads,
             predictors=pipeline.predictors,
             classes=check_classes(pipeline, modules),
+            feedback=pipeline.feedback,
             loss=loss,
             clip=clip,
             autocast=autocast,
@@ -155,7 +158,7 @@ class Trainer:
             slow=check_slow("slow", slow, len(modules)),
         )
         factories = check_factories(optimizer, modules), head_factories(optimizer, pipeline, len(modules))
-        drawn = blueprints(modules, self._model, self._options, *factories, scheduler)
+        drawn = blueprints(modules, self._model, self._options, *factories, scheduler, layers)
         self._stages = [blueprint.build() for blueprint in drawn[: len(modules)]]
         self._abroad = Abroad(
             orders=[blueprint.build for blueprint in drawn],
