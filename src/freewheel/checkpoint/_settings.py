@@ -11,8 +11,13 @@ from freewheel.stage import StageOptions
 
 FREE = ("name", "queues", "cell")  # of a schedule: they change no result
 UNSAID = {  # where settings leave them out
-    **{"replicas": 1, "taught": False, "lag": 0, "joined": False},
-    **{"heads": None, "predictors": None, "feedback": None},
+    "replicas": 1,
+    "taught": False,
+    "lag": 0,
+    "joined": False,
+    "heads": None,
+    "predictors": None,
+    "feedback": None,
 }
 
 
