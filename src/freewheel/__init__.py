@@ -16,11 +16,17 @@ from freewheel.methods import (
     FGDDP,
     FGDMP,
     FR,
+    LAPSGD,
+    LPPSGD,
     METHODS,
+    RACES,
     SDFA,
+    AsyncBU,
     AsyncFGD,
+    AsyncLU,
     FGDSync,
     GPipe,
+    Hogwild,
     Method,
     OneFOneB,
     PipeDream,
@@ -44,7 +50,7 @@ from freewheel.stage import (
     StalenessStep,
 )
 from freewheel.tangents import Tangents, Transfer
-from freewheel.trainer import Chain, Epoch, EpochEnd, History, Score, Trainer, accuracy, alignment
+from freewheel.trainer import Chain, Epoch, EpochEnd, History, LayerUpdates, Score, Trainer, accuracy, alignment
 
 __version__ = "0.1.0"
 
@@ -62,11 +68,16 @@ __all__ = [
     "FGDDP",
     "FGDMP",
     "FR",
+    "LAPSGD",
+    "LPPSGD",
     "METHODS",
+    "RACES",
     "RUNTIMES",
     "SDFA",
     "Accumulate",
+    "AsyncBU",
     "AsyncFGD",
+    "AsyncLU",
     "Chain",
     "Correction",
     "DelayCompensation",
@@ -78,6 +89,8 @@ __all__ = [
     "GPipe",
     "Heads",
     "History",
+    "Hogwild",
+    "LayerUpdates",
     "LostError",
     "Method",
     "OneFOneB",

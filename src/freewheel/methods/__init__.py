@@ -7,6 +7,8 @@ from typing import Any
 
 from freewheel._errors import unknown, whole_number
 from freewheel.methods._method import Method, Pipeline
+from freewheel.methods._racing import Racing, unraced
+from freewheel.methods.async_layerwise import AsyncBU, AsyncLU, Decoupled
 from freewheel.methods.backprop import BP, GPipe, OneFOneB
 from freewheel.methods.ddg import DDG, FR
 from freewheel.methods.dgl import DGL
@@ -15,6 +17,7 @@ from freewheel.methods.dsp import DSP
 from freewheel.methods.fdg import FDG
 from freewheel.methods.feedback import DFA, DRTP, FA, SDFA
 from freewheel.methods.fgd import FGD, FGDDP, FGDMP, AsyncFGD, FGDSync
+from freewheel.methods.hogwild import LAPSGD, LPPSGD, Form, Hogwild, Wild
 from freewheel.methods.pipedream import PipeDream
 from freewheel.methods.pipemare import PipeMare
 from freewheel.plan import Plan
@@ -24,6 +27,7 @@ _FORWARD = (FGD, FGDMP, FGDDP, FGDSync, AsyncFGD)
 _OWN = (DGL, DNI)
 _FEEDBACK = (FA, DFA, SDFA, DRTP)
 METHODS: dict[str, type[Method]] = {m.name: m for m in (*_CHAIN, *_FORWARD, *_OWN, *_FEEDBACK)}
+RACES: dict[str, type[Racing]] = {m.name: m for m in (AsyncLU, AsyncBU, Hogwild, LAPSGD, LPPSGD)}  # without a plan
 
 
 def method(name: str | Method, **options: Any) -> Method:
@@ -41,7 +45,7 @@ def method(name: str | Method, **options: Any) -> Method:
         return name
     if not isinstance(name, str):
         raise TypeError(f"method={name!r}: give a name such as 'fdg', or a method such as fw.FDG()")
-    known = {**METHODS, Pipeline.name: Pipeline}
+    known = {**METHODS, **RACES, Pipeline.name: Pipeline}
     if name not in known:
         raise unknown("method", name, known)
     cls = known[name]
@@ -86,16 +90,27 @@ __all__ = [
     "FGDDP",
     "FGDMP",
     "FR",
+    "LAPSGD",
+    "LPPSGD",
     "METHODS",
+    "RACES",
     "SDFA",
+    "AsyncBU",
     "AsyncFGD",
+    "AsyncLU",
+    "Decoupled",
     "FGDSync",
+    "Form",
     "GPipe",
+    "Hogwild",
     "Method",
     "OneFOneB",
     "PipeDream",
     "PipeMare",
     "Pipeline",
+    "Racing",
+    "Wild",
     "method",
     "plan",
+    "unraced",
 ]

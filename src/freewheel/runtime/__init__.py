@@ -2,12 +2,20 @@
 
 from collections.abc import Callable
 
-from freewheel.runtime._errors import LostError, StageError
-from freewheel.runtime._feed import START, Feed, Start
+from freewheel.runtime._channels import ClosedError
+from freewheel.runtime._errors import LostError, StageError, heard, told
+from freewheel.runtime._feed import START, Batch, Feed, Start
 from freewheel.runtime._generators import recall, remember, seeded
 from freewheel.runtime._interpreter import NOT_FINITE, Part
 from freewheel.runtime._mesh import device_mesh
-from freewheel.runtime._processes import processes
+from freewheel.runtime._processes import (
+    check_guarded,
+    diagnosed,
+    end_workers,
+    processes,
+    worker_context,
+    worker_name,
+)
 from freewheel.runtime._ranks import (
     check_started,
     is_one_of_several,
@@ -37,6 +45,8 @@ __all__ = [
     "START",
     "TRANSPORTS",
     "Abroad",
+    "Batch",
+    "ClosedError",
     "Cut",
     "Feed",
     "LostError",
@@ -46,8 +56,12 @@ __all__ = [
     "StageError",
     "Start",
     "Transport",
+    "check_guarded",
     "check_started",
     "device_mesh",
+    "diagnosed",
+    "end_workers",
+    "heard",
     "is_one_of_several",
     "is_slow",
     "is_started",
@@ -61,5 +75,8 @@ __all__ = [
     "simulate",
     "store_of",
     "threads",
+    "told",
     "torchrun",
+    "worker_context",
+    "worker_name",
 ]

@@ -44,6 +44,7 @@ class Part:
     updates: int = 0  # since the cut before
     saved: Saved | None = None
     replica: int = 0
+    layers: dict[str, tuple[int, int, float]] = field(default_factory=dict)  # updates begun, done, staleness: of races
 
     @property
     def counts(self) -> Counts:

@@ -72,7 +72,7 @@ class Order:
 
 def processes(run: Run) -> Outcome:
     """Runs to the end, or to the cut at which `on_cut` asks to stop; the stages' states come back to this process."""
-    _check_guarded()
+    check_guarded()
     abroad, count = run.abroad, run.places
     orders = [_packed_order(run, rank) for rank in range(count)]
     store, port = fresh_store(abroad.timeout)
@@ -80,7 +80,7 @@ def processes(run: Run) -> Outcome:
     roles = [*titles(run.schedule), "the caller"]
     context = worker_context()
     workers = [
-        context.Process(target=_work, args=(order, rank, roles, port), name=f"{NAME}{rank}", daemon=True)
+        context.Process(target=_work, args=(order, rank, roles, port), name=worker_name(rank), daemon=True)
         for rank, order in enumerate(orders)
     ]
     lead: Lead | None = None
@@ -100,14 +100,14 @@ def processes(run: Run) -> Outcome:
         load_states(run, outcome)
         return outcome
     except LostError as error:
-        found = _diagnosed(error, workers, roles, pulse)
+        found = diagnosed(error, workers, roles, pulse)
         raise found from found.__cause__  # the worker's traceback, where there is one
     finally:
         if pulse is not None:
             pulse.stop()
         if lead is not None:
             lead.end()
-        _end(workers)
+        end_workers(workers)
 
 
 def _packed_order(run: Run, rank: int) -> bytes:
@@ -128,6 +128,11 @@ def _packed_order(run: Run, rank: int) -> bytes:
         timeout=run.abroad.timeout,
     )
     return pickle.dumps(order)
+
+
+def worker_name(rank: int) -> str:
+    """What the process of a worker is called."""
+    return f"{NAME}{rank}"
 
 
 def worker_context() -> Any:
@@ -212,7 +217,7 @@ def _check_alive(workers: Sequence[Any]) -> None:
         raise LostError("a worker", "has ended")
 
 
-def _diagnosed(error: LostError, workers: Sequence[Any], roles: Sequence[str], pulse: Pulse | None) -> Exception:
+def diagnosed(error: LostError, workers: Sequence[Any], roles: Sequence[str], pulse: Pulse | None) -> Exception:
     """What lies behind a lost connection: an error that a worker has told of, or the worker that ended first."""
     told = pulse.fault() if pulse is not None else None
     if told is not None:
@@ -236,14 +241,14 @@ def _diagnosed(error: LostError, workers: Sequence[Any], roles: Sequence[str], p
     return LostError(where, f"ended with exit code {code}{hint if pulse is None else ''}")
 
 
-def _check_guarded() -> None:
+def check_guarded() -> None:
     """Ends a worker that is still loading the script and has come to its training; the caller says why."""
     process = multiprocessing.current_process()
     if process.name.startswith(NAME) and getattr(process, "_inheriting", False):
         os._exit(UNGUARDED)
 
 
-def _end(workers: Sequence[Any]) -> None:
+def end_workers(workers: Sequence[Any]) -> None:
     """Ends every worker, at once if it does not by itself."""
     deadline = time.monotonic() + GRACE_SECONDS
     for worker in workers:

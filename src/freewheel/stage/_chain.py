@@ -101,6 +101,12 @@ class ChainStage(Stage):
             return self._keep(unit, x, target, share)
         return self._record(unit, x, target, share)
 
+    def through(self, unit: Unit, x: Tree, target: Tree = None) -> Tree:
+        """The module on its input, the loss behind the last one, as part of a graph that somebody else holds."""
+        with self.weights.forward(self.version):
+            leaves, spec, _ = self._run(unit, x, target)
+        return unflatten(leaves, spec)
+
     def recompute(self, unit: Unit) -> None:
         """Redoes a forward on its stored input with the weights of now.
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from freewheel._errors import whole_number
-from freewheel.methods import Pipeline
+from freewheel.methods import Pipeline, Racing
 from freewheel.plan import Schedule
 from freewheel.stage import Accumulate, Correction
 
@@ -145,6 +145,19 @@ def check_clip(clip: object, scope: object, schedule: Schedule, corrections: Seq
             "gradients of the same batch, so the norm over all of them does not exist before some have been updated; "
             "clip each stage by its own norm (clip_scope='stage')"
         )
+
+
+def check_race(method: Racing, runtime: str, **given: bool) -> None:
+    """Workers that race have no stages to shape and no order of updates to promise anything about."""
+    if runtime not in method.runtimes:
+        raise ValueError(
+            f"runtime={runtime!r} with {method.name}: it runs on {' or '.join(map(repr, method.runtimes))}"
+        )
+    if method.replay is not None and runtime != "simulate":
+        raise ValueError(f"replay with runtime={runtime!r}: a recording is followed under runtime='simulate' alone")
+    for name, is_given in given.items():
+        if is_given:
+            raise ValueError(f"{name} with {method.name}: a method that races on shared weights has none; leave it out")
 
 
 def check_replicas(replicas: int, pipeline: Pipeline) -> None:

@@ -34,7 +34,7 @@ from freewheel.runtime import (
 )
 from freewheel.stage import Stage, load_tensors
 from freewheel.trainer._evaluate import Metric, evaluate
-from freewheel.trainer._history import Epoch, History, mean_loss
+from freewheel.trainer._history import Epoch, History, LayerUpdates, mean_loss
 from freewheel.trainer._progress import Progress
 from freewheel.trainer._saving import Resumed, Saving
 
@@ -182,7 +182,12 @@ def _record(cut: Cut, history: History, *, since: float) -> Epoch:
         images_per_second=samples / seconds,
         busy=tuple(min(1.0, part.busy / seconds) for part in cut.parts),
         staleness=tuple(part.staleness for part in cut.parts),
+        layers={name: _layer(*counts) for part in cut.parts for name, counts in part.layers.items()},
     )
+
+
+def _layer(started: int, finished: int, staleness: float) -> LayerUpdates:
+    return LayerUpdates(started=started, finished=finished, staleness=staleness)
 
 
 @contextmanager

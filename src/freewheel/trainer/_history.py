@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,12 +17,22 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerUpdates:
+    """A layer under a method that races: its updates, and the mean number of others between a forward and its own."""
+
+    started: int
+    finished: int
+    staleness: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Epoch:
     """One epoch: the training loss, the score at its end, and how the stages were used.
 
     `seconds` is the time from the end of the epoch before, scoring included: the stages work on while the network is
     scored. `busy` is each stage's share of that time spent computing; `staleness` the mean number of updates between a
-    batch's forward and its own update. `complete` is False for an epoch that was broken off.
+    batch's forward and its own update. `complete` is False for an epoch that was broken off. `layers` has what methods
+    that race on shared weights know of each layer; there `busy` is the mean over the workers.
     """
 
     epoch: int
@@ -35,6 +45,7 @@ class Epoch:
     busy: tuple[float, ...]
     staleness: tuple[float, ...]
     complete: bool = True
+    layers: Mapping[str, LayerUpdates] = field(default_factory=dict)
 
 
 @dataclass
@@ -82,7 +93,8 @@ class History:
             score = record["validation"]
             given = {"validation": None if score is None else Score(**score)}
             lists = {name: tuple(record[name]) for name in ("busy", "staleness")}
-            return Epoch(**{**record, **given, **lists})
+            layers = {name: LayerUpdates(**counts) for name, counts in record.get("layers", {}).items()}
+            return Epoch(**{**record, **given, **lists, "layers": layers})
 
         return cls(**{**values, "epochs": [epoch(record) for record in values["epochs"]]})
 

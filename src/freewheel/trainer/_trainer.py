@@ -14,9 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from freewheel._cores import intra_op_threads, share
 from freewheel._errors import unknown, whole_number
 from freewheel.checkpoint import Found, find, full_names
-from freewheel.methods import Method
+from freewheel.methods import Method, Racing, unraced
 from freewheel.methods import method as find_method
 from freewheel.plan import Plan
+from freewheel.racing import runtime_of
 from freewheel.runtime import (
     RUNTIMES,
     TRANSPORTS,
@@ -38,6 +39,7 @@ from freewheel.trainer._checks import (
     check_clip,
     check_factories,
     check_fit,
+    check_race,
     check_replicas,
     check_slow,
     check_stages,
@@ -57,7 +59,8 @@ class Trainer:
     Args:
         stages: The network in order: `fw.split(model, k, example=x)`, or any list of modules, each taking what the
             one before returns.
-        method: A method, or its name: `fw.FDG(shrink=0.5)`, `"fdg"`, `fw.Pipeline(delays=(2, 0))`.
+        method: A method, or its name: `fw.FDG(shrink=0.5)`, `"fdg"`, `fw.Pipeline(delays=(2, 0))`. Those that race on
+            shared weights (`"async-lu"`) take the stages as one network: see docs/shared-memory.md.
         loss: Gets the last stage's output and the target, gives one number, the mean over the batch.
         optimizer: A factory called with each stage's parameters; or a dict of factories by stage.
         scheduler: A factory called with each stage's optimizer; stepped once per update.
@@ -129,11 +132,21 @@ class Trainer:
         self.runtime = runtime
         self.metric = metric
         self.replicas = whole_number("replicas", replicas, least=1)
-        places = len(modules) * self.replicas
+        if isinstance(self.method, Racing):
+            check_race(
+                self.method,
+                runtime,
+                replicas=replicas != 1,
+                clip=clip is not None,
+                autocast=autocast is not None,
+                slack=slack != 0,
+                slow=bool(slow),
+            )
+        places = self.method.total_workers if isinstance(self.method, Racing) else len(modules) * self.replicas
         self.threads = whole_number("threads", threads, least=1) if threads is not None else share(places)
         self.seed = whole_number("seed", seed, least=0)
         self._model = stages.model if isinstance(stages, Stages) else Chain(modules)
-        pipeline = self.method.over(self.replicas).pipeline(len(modules))
+        pipeline = unraced(self.method.over(self.replicas)).pipeline(len(modules))
         check_replicas(self.replicas, pipeline)
         global_clip = clip_scope == "global" and clip is not None
         slack = whole_number("slack", slack, least=0)
@@ -171,6 +184,9 @@ class Trainer:
         if runtime == "processes":
             for blueprint in drawn[: len(modules)]:
                 blueprint.check_travels()
+        self._runs = RUNTIMES[runtime]
+        if isinstance(self.method, Racing):
+            self._runs = runtime_of(self.method, runtime, drawn)
         self._check_scale(range(1))
         self._batches = self._epochs = 0
         self._running = False
@@ -333,6 +349,11 @@ class Trainer:
             raise RuntimeError("fit is already running on this trainer: wait for it, or make another trainer")
         self._check_scale(range(self._epochs, self._epochs + epochs))
         where = check_saving(save_to, save_every)
+        if where is not None and isinstance(self.method, Racing):
+            raise ValueError(
+                f"save_to with {self.method.name}: a race cannot be taken up in its middle; call trainer.save between "
+                "two calls of fit"
+            )
         if where is not None and self.runtime == "torchrun":
             self._join_job(where[0])
         resumed, self._resumed = self._resumed, None
@@ -342,7 +363,7 @@ class Trainer:
                 self._stages,
                 loader,
                 epochs,
-                runtime=RUNTIMES[self.runtime],
+                runtime=self._runs,
                 abroad=self._abroad,
                 threads=self.threads,
                 metric=self.metric,

@@ -1,0 +1,53 @@
+"""Methods without a schedule: workers that race on shared weights. They have no plan; `freewheel.racing` runs them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from freewheel.methods._method import Method, Pipeline
+from freewheel.methods.backprop import BP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Racing(Method):
+    """Asynchronous SGD on shared weights: when an update meets a forward is a matter of timing.
+
+    Under `runtime="simulate"` one worker at a time makes a step (the forward of a layer, the backward of a layer, the
+    update of a layer), in an order drawn from the trainer's seed, so that two runs agree bit for bit.
+
+    Args:
+        record: A file to which `fit` writes the order of steps that came about.
+        replay: Such a file: `simulate` then follows it, in place of the seed.
+    """
+
+    runtimes: ClassVar[tuple[str, ...]]
+
+    record: str | Path | None = None
+    replay: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("record", "replay"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str | Path):
+                raise TypeError(f"{name}={value!r}: give the name of a file")
+        if self.replay is not None and not Path(self.replay).is_file():
+            raise FileNotFoundError(f"replay={str(self.replay)!r}: there is no such file; record=FILE writes one")
+
+    @property
+    @abstractmethod
+    def total_workers(self) -> int:
+        """How many workers compute at the same time."""
+
+    def pipeline(self, k: int) -> Pipeline:
+        """Refused: there is nothing to plan."""
+        raise ValueError(
+            f"{self.name} has no plan: its workers race on shared weights, and when they do what is a matter of timing"
+        )
+
+
+def unraced(method: Method) -> Method:
+    """The method itself; for one that races, what is left of it where a single worker does all: backpropagation."""
+    return BP() if isinstance(method, Racing) else method
