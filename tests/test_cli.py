@@ -91,7 +91,7 @@ def test_importing_the_cli_needs_neither_typer_nor_rich():
 
 def test_methods_lists_them_all():
     text = good("methods")
-    for name in fw.METHODS:
+    for name in (*fw.METHODS, *fw.RACES):
         assert f"\n {name} " in text
     assert "forward, backward, update" in text
     assert "shrink=1 order=backward" in text
@@ -100,7 +100,12 @@ def test_methods_lists_them_all():
 
 def test_methods_as_json_agree_with_the_library():
     rows = {row["name"]: row for row in json.loads(good("methods", "--json"))}
-    assert list(rows) == list(fw.METHODS)
+    assert list(rows) == [*fw.METHODS, *fw.RACES]
+    for name, race in fw.RACES.items():
+        row = rows.pop(name)
+        assert tuple(row["runtimes"]) == race.runtimes
+        assert row["description"] == (race.__doc__ or "").split("\n")[0]
+        assert row["options"] == vars(race())
     for name, row in rows.items():
         plan = fw.plan(name, k=3, batches=20)
         assert tuple(row["delays"]) == plan.delays

@@ -11,7 +11,7 @@ import typer
 from freewheel.cli._options import UNTYPED, write_value
 from freewheel.cli._output import as_json, say, show, table
 from freewheel.cli._plan import lasting, locks
-from freewheel.methods import METHODS, Method
+from freewheel.methods import METHODS, RACES, Method, Racing
 from freewheel.plan import CREDITS
 
 STAGES = 3
@@ -23,7 +23,7 @@ def methods(
     """List all methods: delays, weights, locks and options."""
     rows = [describe(METHODS[name]()) for name in METHODS]
     if json:
-        say(as_json(rows))
+        say(as_json(rows + [describe_race(RACES[name]()) for name in RACES]))
         return
     shared = {credit: _shared([row["options"] for row in rows if row["credit"] == credit]) for credit in CREDITS}
     facts = table("name", "delays", "order", "weights", "locks left", "options", wrap=("locks left", "options"))
@@ -44,6 +44,11 @@ def methods(
     for credit, options in shared.items():
         if options:
             say(f"Options of every method of {credit} gradients: {_written(options)}")
+    races = table("name", "runtimes", "options", wrap=("options",), title="on shared weights, without a schedule")
+    for race in (describe_race(RACES[name]()) for name in RACES):
+        races.add_row(race["name"], " ".join(race["runtimes"]), _written(race["options"]))
+        words.add_row(race["name"], race["description"])
+    show(races)
     show(words)
     say(f"Delays and locks are those of {STAGES} stages. Options are given with -o:")
     say("  freewheel plan fdg --stages 3 -o shrink=0.5")
@@ -68,6 +73,18 @@ def describe(method: Method) -> dict[str, Any]:
         "weights": pipeline.weights if late else None,
         "locks": locks(lasting(method, STAGES)),
         "options": {option.name: getattr(method, option.name) for option in options if option.name not in UNTYPED},
+        "description": (getdoc(type(method)) or "").split("\n")[0],
+    }
+
+
+def describe_race(method: Racing) -> dict[str, Any]:
+    """One method that races on shared weights, as plain data; it has no delays and no locks to tell of."""
+    options = fields(method)  # pyright: ignore[reportArgumentType]
+    return {
+        "name": method.name,
+        "credit": "chain",
+        "runtimes": list(method.runtimes),
+        "options": {option.name: getattr(method, option.name) for option in options},
         "description": (getdoc(type(method)) or "").split("\n")[0],
     }
 

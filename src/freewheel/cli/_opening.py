@@ -23,13 +23,19 @@ def opening(job: Job) -> Iterator[str]:
     yield f"model    {settings.model_name}: {job.parameters:,} parameters"
     if job.pretrained is not None:
         yield f"weights  {job.pretrained}"
-    yield (
-        f"method   {job.trainer.method.name}: delays {' '.join(map(str, plan.delays))}, "
-        f"locks left {', '.join(locks(plan)) or 'none'}"
-    )
+    race = settings.race
+    workers = "" if race is None else plural(race.total_workers, "worker")
+    if race is not None:
+        yield f"method   {race.name}: no schedule, {workers} on shared weights"
+    else:
+        yield (
+            f"method   {job.trainer.method.name}: delays {' '.join(map(str, plan.delays))}, "
+            f"locks left {', '.join(locks(plan)) or 'none'}"
+        )
     stages, threads = plural(len(job.stages), "stage"), plural(job.trainer.threads, "thread")
     replicas = f" in each of {job.trainer.replicas} replicas" if job.trainer.replicas > 1 else ""
-    yield f"runtime  {job.trainer.runtime}: {stages}{replicas}, {threads} each"
+    who = f"{stages}{replicas}" if race is None else workers
+    yield f"runtime  {job.trainer.runtime}: {who}, {threads} each"
     yield f"steps    {settings.optimizer_name}: {values}, {settings.schedule} schedule, seed {settings.seed}"
     if settings.forward:
         yield f"tangents {tangents_in_words(job.trainer.method.pipeline(len(job.stages)).tangents)}"
@@ -39,7 +45,8 @@ def opening(job: Job) -> Iterator[str]:
         left = "goes on" if job.trainer.unfinished else "is complete: there is nothing left to train"
         yield f"resume   {settings.resume}: the run {left}"
     yield ""
-    if settings.balance is None:  # else the cut was not made here, and its costs are not known
+    measured = settings.balance is None  # else the cut was not made here, and its costs are not known
+    if measured and race is None:
         yield str(job.stages.report)
         yield ""
 

@@ -60,6 +60,8 @@ class Outcome:
         show(shown)
         if len(rows) < len(epochs):
             say(f"{len(rows)} of {len(epochs)} epochs; --json FILE writes all\n")
+        if epochs and epochs[-1].layers:
+            say(f"staleness by layer in the last epoch: {_by_layer(epochs[-1])}\n")
 
     def lines(self) -> Iterator[str]:
         """The closing lines."""
@@ -81,18 +83,18 @@ class Outcome:
     def as_dict(self) -> dict[str, Any]:
         """Everything, as plain data."""
         job, plan = self.job, self.job.trainer.plan
-        pipeline = job.trainer.method.pipeline(len(job.stages))
+        pipeline, races = job.settings.pipeline, job.settings.race is not None
         return {
             "arguments": asdict(job.settings),
             "method": {
                 "name": job.trainer.method.name,
                 "credit": pipeline.credit,
                 "with_options": repr(job.trainer.method),
-                "delays": plan.delays,
-                "order": pipeline.order,
-                "weights": pipeline.weights,
+                "delays": None if races else plan.delays,
+                "order": None if races else pipeline.order,
+                "weights": "current" if races else pipeline.weights,
                 "corrections": [repr(correction) for correction in pipeline.corrections],
-                "locks": locks(plan),
+                "locks": None if races else locks(plan),
             },
             "data": {
                 "name": job.data.name,
@@ -140,6 +142,10 @@ def pick(count: int, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
+def _by_layer(epoch: Epoch) -> str:
+    return ", ".join(f"{name} {layer.staleness:.2f}" for name, layer in epoch.layers.items())
 
 
 def _cells(epoch: Epoch, rate: float | None) -> list[str]:

@@ -155,7 +155,8 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="threads, processes, torchrun (if started by that), or simulate; all give the same weights.",
+            help="threads, processes, torchrun (if started by that), or simulate; all give the same weights, but for "
+            "methods that race.",
             rich_help_panel=RUN,
         ),
     ] = None,

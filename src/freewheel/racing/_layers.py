@@ -66,7 +66,7 @@ def aliased(stages: Sequence[nn.Module]) -> list[nn.Module]:
 def _same_memory(tensor: Tensor) -> Tensor:
     """A tensor of its own on the memory of another.
 
-    It counts its own changes alone, as a tensor does whose memory another process shares. Autograd would take the update
+    It counts its own changes alone, as a tensor whose memory another process shares. Autograd would take the update
     of another worker for a change that this worker has made, in the middle of saving a weight; and a weight is not
     used as it was saved, but as it is when the backward needs it.
     """
