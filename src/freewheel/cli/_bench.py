@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from freewheel.cli._bench_async import asynchronous
 from freewheel.cli._bench_forward import forward
 from freewheel.cli._bench_memory import memory
 from freewheel.cli._bench_run import Json, Repeats, measure, show_speeds, write
@@ -54,3 +55,4 @@ def _show(batch_size: str, part: Mapping[str, Any]) -> None:
 bench.command()(forward)
 bench.command()(straggler)
 bench.command()(transport)
+bench.command(name="async")(asynchronous)

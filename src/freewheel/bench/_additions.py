@@ -1,0 +1,73 @@
+"""How many additions get lost when several threads add to one tensor without a lock, and what a lock costs."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+SIZES = (16, 1024, 65536, 1 << 20)
+MOST = 1 << 24  # whole numbers up to here are exact in float32
+WORK = 40_000_000  # about how many additions of single numbers a thread makes
+
+
+def additions(
+    *, threads: int = 2, sizes: Sequence[int] = SIZES, work: int = WORK, repeats: int = 3
+) -> list[dict[str, Any]]:
+    """Lets threads add 1 to every number of one shared tensor, again and again, with a lock and without.
+
+    Args:
+        threads: How many add at the same time.
+        sizes: Numbers in the tensor.
+        work: About how many additions of single numbers each thread makes.
+        repeats: How often it is done; medians are reported.
+
+    Returns:
+        For each size the calls that each thread makes, the share of additions that are missing in the end, free and
+        locked, and the microseconds of a call in each way.
+    """
+    rows = []
+    for size in sizes:
+        calls = min(max(work // size, 100), 20_000, MOST // threads - 1)
+        free = [_race(threads, size, calls, lock=None) for _ in range(repeats)]
+        locked = [_race(threads, size, calls, lock=threading.Lock()) for _ in range(repeats)]
+        rows.append(
+            {
+                "size": size,
+                "calls": calls,
+                "threads": threads,
+                "lost": statistics.median(lost for lost, _ in free),
+                "lost_locked": statistics.median(lost for lost, _ in locked),
+                "microseconds": statistics.median(seconds for _, seconds in free) / (threads * calls) * 1e6,
+                "microseconds_locked": statistics.median(seconds for _, seconds in locked) / (threads * calls) * 1e6,
+            }
+        )
+    return rows
+
+
+def _race(threads: int, size: int, calls: int, *, lock: threading.Lock | None) -> tuple[float, float]:
+    """The share of additions that got lost, and the seconds that it took."""
+    tensor, one = torch.zeros(size), torch.ones(size)
+    guard, begin = lock or nullcontext(), threading.Barrier(threads + 1)
+
+    def add() -> None:
+        torch.set_num_threads(1)
+        begin.wait()
+        for _ in range(calls):
+            with guard:
+                tensor.add_(one)
+
+    workers = [threading.Thread(target=add) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    begin.wait()
+    started = time.perf_counter()
+    for worker in workers:
+        worker.join()
+    seconds = time.perf_counter() - started
+    return 1.0 - tensor.double().mean().item() / (threads * calls), seconds

@@ -1,0 +1,141 @@
+"""`freewheel bench async`: methods that race on shared weights, and plain SGD, on the way to a target accuracy.
+
+Every contender trains the same network on the digits with the same optimizer, from the same weights, until its test
+accuracy reaches the target. They take turns, a round for each seed, so that a noisy machine is noisy for all of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from freewheel import data, models
+from freewheel._cores import cores
+from freewheel.bench._additions import additions
+from freewheel.bench._machine import machine
+from freewheel.methods import BP, LAPSGD, LPPSGD, AsyncBU, AsyncLU, Hogwild, Method
+from freewheel.trainer import EpochEnd, History, Trainer
+
+OPTIMIZER = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=5e-4)
+
+
+class Contender(NamedTuple):
+    """A method, and what runs it."""
+
+    name: str
+    method: Method
+    runtime: str
+    threads: int = 1
+
+
+def contenders() -> list[Contender]:
+    """All of them; none computes on more threads than there are cores, but for the forward worker of the first."""
+    every = cores()
+    return [
+        Contender("async-lu", AsyncLU(), "threads"),
+        Contender("async-lu, locked", AsyncLU(locked=True), "threads"),
+        Contender("async-bu", AsyncBU(), "threads"),
+        Contender("hogwild", Hogwild(workers=every), "processes"),
+        Contender("lap-sgd", LAPSGD(groups=every), "processes"),
+        Contender("lpp-sgd", LPPSGD(groups=every), "processes"),
+        Contender("SGD, 1 core", BP(), "simulate"),
+        Contender(f"SGD, {every} cores", BP(), "simulate", every),
+    ]
+
+
+def asynchronous(
+    *,
+    repeats: int = 3,
+    epochs: int = 20,
+    target: float = 0.97,
+    limit: int | None = None,
+    field: Sequence[Contender] | None = None,
+    say: Callable[[str], Any] = print,
+) -> dict[str, Any]:
+    """Measures all contenders.
+
+    Args:
+        repeats: Rounds, each with a seed of its own.
+        epochs: The most epochs that a contender gets.
+        target: The test accuracy that it trains for.
+        limit: Train on so many images only.
+        field: The contenders.
+        say: Gets a line whenever something has been done.
+
+    Returns:
+        `rows`, one a contender: its name, and medians over the rounds of the seconds and epochs to the target (None if
+        a round did not reach it), of the images/s of an epoch, of the best accuracy, and of the staleness of all layers
+        and of each; `runs` has the same for each round. `additions`: the share of additions that get lost without a
+        lock, and what the lock costs.
+    """
+    field = contenders() if field is None else field
+    runs: dict[str, list[dict[str, Any]]] = {contender.name: [] for contender in field}
+    for seed in range(repeats):
+        for contender in field:
+            found = _summary(_train(contender, seed, epochs, target, limit), target)
+            runs[contender.name].append(found)
+            took = "target not reached" if found["seconds"] is None else f"{found['seconds']:.2f} s to the target"
+            say(f"round {seed + 1} of {repeats}: {contender.name}, {took}, {found['images_per_second']:,.0f} images/s")
+    return {
+        "rows": [{"name": name, **_medians(rounds), "runs": rounds} for name, rounds in runs.items()],
+        "target": target,
+        "epochs": epochs,
+        "additions": additions(),
+        "machine": machine(),
+    }
+
+
+def _train(contender: Contender, seed: int, epochs: int, target: float, limit: int | None) -> History:
+    """A network of this seed, trained to the target."""
+    digits = data.load("digits", seed=seed, train_limit=limit)
+    torch.manual_seed(seed)
+    net = models.build("digits-cnn", num_classes=digits.classes, in_shape=digits.in_shape)
+    trainer = Trainer(
+        [net],
+        method=contender.method,
+        loss=F.cross_entropy,
+        optimizer=OPTIMIZER,
+        runtime=contender.runtime,
+        threads=contender.threads,
+        seed=seed,
+    )
+    reached = partial(_reached, target=target)
+    return trainer.fit(digits.train, epochs, validate=digits.test, callbacks=[reached], progress=False)
+
+
+def _reached(end: EpochEnd, *, target: float) -> bool:
+    score = end.record.validation
+    return score is not None and score.metric is not None and score.metric >= target
+
+
+def _summary(history: History, target: float) -> dict[str, Any]:
+    """What came of one training."""
+    last = history.epochs[-1]
+    metrics = [metric or 0.0 for metric in history.metrics]
+    reached = metrics[-1] >= target
+    names = list(last.layers)
+    return {
+        "seconds": sum(epoch.seconds for epoch in history.epochs) if reached else None,
+        "epochs": len(history.epochs) if reached else None,
+        "images_per_second": statistics.median(epoch.images_per_second for epoch in history.epochs),
+        "accuracy": max(metrics),
+        "staleness": statistics.fmean(epoch.staleness[0] for epoch in history.epochs),
+        "layers": {n: statistics.fmean(epoch.layers[n].staleness for epoch in history.epochs) for n in names},
+    }
+
+
+def _medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Over the rounds; None where one of them has none."""
+
+    def middle(values: Sequence[float | None]) -> float | None:
+        there = [value for value in values if value is not None]
+        return statistics.median(there) if len(there) == len(values) else None
+
+    keys = ("seconds", "epochs", "images_per_second", "accuracy", "staleness")
+    layers = {name: middle([run["layers"][name] for run in rounds]) for name in rounds[0]["layers"]}
+    return {**{key: middle([run[key] for run in rounds]) for key in keys}, "layers": layers}
