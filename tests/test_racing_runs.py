@@ -189,8 +189,10 @@ def test_an_error_says_who_failed_where_and_ends_all(method: str, runtime: str):
     run = partial(trainer, method=method, runtime=runtime)
     first = "worker" if method == "hogwild" else "forward worker"
     second = "worker" if method == "hogwild" else "backward worker"
-    with pytest.raises(fw.StageError, match=rf"{first} \d failed in the forward of batch 6: ValueError: I am broken"):
-        run([nn.Sequential(Breaks("raises"), net())]).fit(batches(9)[:7])
+    number = r"\d+" if method == "hogwild" else "6"  # two workers count their forwards together, and may lose some
+    place = rf"{first} \d failed in the forward of batch {number}: ValueError: I am broken"
+    with pytest.raises(fw.StageError, match=place):
+        run([nn.Sequential(Breaks("raises"), net())]).fit(batches(30))
     assert nobody_left()
     with pytest.raises(fw.StageError, match=rf"{second} \d failed in the backward of batch \d: ValueError: no way"):
         run([nn.Sequential(net()[:4], Stuck(), nn.Linear(12, 3))]).fit(batches(9))
@@ -324,6 +326,8 @@ def test_a_recording_is_followed_under_simulate_alone(tmp_path: Path):
     file = tmp_path / "steps"
     with pytest.raises(FileNotFoundError, match="there is no such file"):
         fw.AsyncLU(replay=file)
+    with pytest.raises(FileNotFoundError, match="record='.*steps/more': there is no folder"):
+        fw.AsyncLU(record=file / "more")
     trainer([net()], fw.AsyncLU(record=file)).fit(batches(3))
     with pytest.raises(ValueError, match="replay with runtime='threads'"):
         trainer([net()], fw.AsyncLU(replay=file), runtime="threads")

@@ -44,7 +44,7 @@ def _show(result: Mapping[str, Any]) -> None:
             say(f"{name}, staleness by layer: {', '.join(f'{n} {late:.2f}' for n, late in by_name[name].items())}")
     say()
     numbers = ("numbers", "lost", "lost, locked", "µs", "µs, locked")
-    lost = table(*numbers, right=numbers, title="additions of two threads to one tensor, without a lock and with one")
+    lost = table(*numbers, right=numbers, title="additions of two threads, free and locked")
     for row in result["additions"]:
         lost.add_row(
             f"{row['size']:,}",

@@ -14,6 +14,7 @@ UNTYPED = {  # only in Python
     "optimizer": "an optimizer is a function",
     "own": "feedback weights are tensors",
 }
+FILES = ("record", "replay")  # options that are names of files, and so have no lists
 WORDS = {"none": None, "true": True, "yes": True, "false": False, "no": False}
 
 
@@ -38,8 +39,8 @@ def read_options(pairs: Iterable[str] | None) -> dict[str, Any]:
     """The options by name.
 
     Example:
-        >>> read_options(["shrink=0.5", "order=forward", "m=4,2,0", "decay=none"])
-        {'shrink': 0.5, 'order': 'forward', 'm': (4, 2, 0), 'decay': None}
+        >>> read_options(["shrink=0.5", "order=forward", "m=4,2,0", "decay=none", "record=runs/1"])
+        {'shrink': 0.5, 'order': 'forward', 'm': (4, 2, 0), 'decay': None, 'record': 'runs/1'}
     """
     out: dict[str, Any] = {}
     for pair in pairs or ():
@@ -49,7 +50,7 @@ def read_options(pairs: Iterable[str] | None) -> dict[str, Any]:
         if name in out:
             raise ValueError(f"-o {pair}: {name!r} is given twice")
         try:
-            out[name] = read_value(text)
+            out[name] = text if name in FILES else read_value(text)
         except ValueError as error:
             raise ValueError(f"-o {pair}: {error}") from None
     return out

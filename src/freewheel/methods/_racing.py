@@ -33,6 +33,8 @@ class Racing(Method):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str | Path):
                 raise TypeError(f"{name}={value!r}: give the name of a file")
+        if self.record is not None and not Path(self.record).parent.is_dir():
+            raise FileNotFoundError(f"record={str(self.record)!r}: there is no folder {Path(self.record).parent}")
         if self.replay is not None and not Path(self.replay).is_file():
             raise FileNotFoundError(f"replay={str(self.replay)!r}: there is no such file; record=FILE writes one")
 
