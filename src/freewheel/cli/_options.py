@@ -14,7 +14,7 @@ UNTYPED = {  # only in Python
     "optimizer": "an optimizer is a function",
     "own": "feedback weights are tensors",
 }
-FILES = ("record", "replay")  # options that are names of files, and so have no lists
+FILES = ("record", "replay")  # options that may be names of files, and so have no lists
 WORDS = {"none": None, "true": True, "yes": True, "false": False, "no": False}
 
 
@@ -50,7 +50,7 @@ def read_options(pairs: Iterable[str] | None) -> dict[str, Any]:
         if name in out:
             raise ValueError(f"-o {pair}: {name!r} is given twice")
         try:
-            out[name] = text if name in FILES else read_value(text)
+            out[name] = text if name in FILES and not text.isdigit() else read_value(text)
         except ValueError as error:
             raise ValueError(f"-o {pair}: {error}") from None
     return out
