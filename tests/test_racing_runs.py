@@ -326,7 +326,7 @@ def test_a_recording_is_followed_under_simulate_alone(tmp_path: Path):
     file = tmp_path / "steps"
     with pytest.raises(FileNotFoundError, match="there is no such file"):
         fw.AsyncLU(replay=file)
-    with pytest.raises(FileNotFoundError, match="record='.*steps/more': there is no folder"):
+    with pytest.raises(FileNotFoundError, match=r"record='.*steps/more': there is no folder"):
         fw.AsyncLU(record=file / "more")
     trainer([net()], fw.AsyncLU(record=file)).fit(batches(3))
     with pytest.raises(ValueError, match="replay with runtime='threads'"):

@@ -40,7 +40,7 @@ class _End:
         os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         options = dist.ProcessGroupNCCL.Options()  # pyright: ignore[reportAttributeAccessIssue]
         options._timeout = timedelta(days=1)  # waiting is no error: the wire of the hosts notices a lost peer
-        self._group = dist.ProcessGroupNCCL(store, role, 2, options)  # pyright: ignore
+        self._group: Any = dist.ProcessGroupNCCL(store, role, 2, options)  # pyright: ignore
         self._peer, self._device = _OTHER[role], device
         self._under_way: deque[tuple[Any, Tensor]] = deque()
         self._layout: Layout | None = None
