@@ -280,6 +280,13 @@ def test_save_and_resume_between_two_fits(tmp_path: Path):
     assert same_bits(tensors(through), tensors(second))
 
 
+def test_a_race_does_not_begin_in_the_middle_of_a_fit(tmp_path: Path):
+    interrupted = trainer([net()], "bp").fit(Interrupts(1), 3, save_to=tmp_path / "run")
+    assert interrupted.interrupted
+    with pytest.raises(ValueError, match=r"resume with async-lu from .*: it was saved in the middle of a fit"):
+        trainer([net()], "async-lu", make=partial(fw.Trainer.resume, tmp_path / "run"))
+
+
 # ---- arguments ----
 
 

@@ -217,6 +217,11 @@ class Trainer:
     def _take_up(self, found: Found) -> None:
         manifest, self.resumed_from = found.manifest, found.folder
         self._resumed = take_up(found, self._stages, self._names, self.threads)
+        if self._resumed is not None and isinstance(self.method, Racing):
+            raise ValueError(
+                f"resume with {self.method.name} from {found.folder}: it was saved in the middle of a fit, and a race "
+                "begins with one; finish that fit first, with its own method"
+            )
         self._run, self._batches, self._epochs = manifest.run, manifest.batches_before, manifest.epochs_before
         if self._resumed is None:
             self._batches += manifest.batches
