@@ -21,6 +21,7 @@ from freewheel.bench._machine import machine
 from freewheel.methods import BP, LAPSGD, LPPSGD, AsyncBU, AsyncLU, Hogwild, Method
 from freewheel.trainer import EpochEnd, History, Trainer
 
+WARM_UP = 128  # images, before anything counts
 OPTIMIZER = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=5e-4)
 
 
@@ -75,6 +76,8 @@ def asynchronous(
     """
     field = contenders() if field is None else field
     runs: dict[str, list[dict[str, Any]]] = {contender.name: [] for contender in field}
+    for contender in field:
+        _train(contender, 0, 1, 1.0, WARM_UP)
     for seed in range(repeats):
         for contender in field:
             found = _summary(_train(contender, seed, epochs, target, limit), target)

@@ -63,7 +63,8 @@ class Pass:
         some = len(part) < len(self._layers)
         inputs = [weight for layer in part for weight in self._weights[layer]] if some else None
         if loss.requires_grad:
-            with self.streamed():
+            # On a GPU, autograd's one thread for it would make the workers' hooks wait for each other.
+            with self.streamed(), torch.autograd.set_multithreading_enabled(self._stream is None):
                 torch.autograd.backward(loss, inputs=inputs)
 
     def take(self, layer: Layer) -> list[Tensor | None]:
