@@ -231,6 +231,49 @@ def test_staleness_is_the_number_of_updates_between_a_forward_and_its_own(name: 
     assert expected["0"] > 0
 
 
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [
+        ("async-lu", ["B{}", "U{} 2", "B{} 2", "U{} 0", "B{} 0"]),
+        ("async-bu", ["B{}", "B{} 2", "B{} 0", "U{} 2", "U{} 0"]),
+    ],
+)
+def test_a_layer_is_updated_at_once_or_at_the_end(name: str, order: list[str], tmp_path: Path):
+    file = tmp_path / "steps"
+    race(fw.method(name, record=file), epochs=1)
+    texts = [line.partition(": ")[2] for line in steps_of(file)]
+    for n in range(12):
+        own = [f"B{n}", *(f"{verb}{n} {layer}" for verb in "BU" for layer in "02")]
+        assert [text for text in texts if text in own] == [step.format(n) for step in order]
+
+
+class Counted(torch.autograd.Function):
+    """Counts how often a gradient comes through."""
+
+    count = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Counted.count += 1
+        return gradient
+
+
+class Counting(nn.Module):
+    def forward(self, x):
+        return Counted.apply(x)
+
+
+def test_a_backward_ends_with_its_part():
+    model = nn.Sequential(nn.Linear(6, 12), Counting(), nn.Linear(12, 3))
+    Counted.count = 0
+    trainer([model], fw.LPPSGD(groups=1)).fit(batches(10))
+    assert Counted.count == 5, "only the batches of the first layer go past the second"
+
+
 def test_layer_wise_updates_are_less_stale_than_block_updates():
     """Over many drawn interleavings of a deep network, in the layers that are updated early."""
     means = {}
