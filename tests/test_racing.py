@@ -345,6 +345,21 @@ def test_recurrent_layers_learn_from_their_own_leaves(name: str):
     assert same_bits(tensors(model), tensors(expected))
 
 
+class Edits(nn.Module):
+    """Changes in place what its own backward needs."""
+
+    def forward(self, x):
+        y = x.exp()
+        y.mul_(2)
+        return y
+
+
+@pytest.mark.parametrize("method", ["async-lu", "hogwild"])
+def test_autograd_still_notices_an_edit_in_the_wrong_place(method: str):
+    with pytest.raises(fw.StageError, match="modified by an inplace operation"):
+        trainer([nn.Sequential(nn.Linear(6, 3), Edits())], method).fit(batches(4))
+
+
 def test_frozen_weights_stay():
     model, data = net(), batches(8)
     model[0].requires_grad_(False)

@@ -66,9 +66,8 @@ def aliased(stages: Sequence[nn.Module]) -> list[nn.Module]:
 def _same_memory(tensor: Tensor) -> Tensor:
     """A tensor of its own on the memory of another.
 
-    It counts its own changes alone, as a tensor whose memory another process shares. Autograd would take the update
-    of another worker for a change that this worker has made, in the middle of saving a weight; and a weight is not
-    used as it was saved, but as it is when the backward needs it.
+    It counts its own changes alone, as a tensor whose memory another process shares: updates of other workers change
+    the weights under way, which is the method, while a module that edits what its own backward needs is still noticed.
     """
     fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return fresh.set_(tensor.untyped_storage(), int(tensor.storage_offset()), tensor.size(), tensor.stride())

@@ -1,7 +1,7 @@
 """One batch on its way through the network and back, on leaves that alias the shared weights.
 
-Gradients of different batches never meet: each pass has leaves, and so gradients, of its own. A saved weight is read
-when the backward needs it, as it is then; see `freewheel.stage.Current`.
+Gradients of different batches never meet: each pass has leaves, and so gradients, of its own. What autograd saves of a
+weight is the shared memory itself, so that a backward sees the weights as they are when it needs them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from freewheel.racing._layers import Layer, aliased
 from freewheel.runtime import Batch
-from freewheel.stage import ChainStage, Current, Stage
+from freewheel.stage import ChainStage, Stage
 
 
 class Pass:
@@ -109,9 +109,8 @@ class Pass:
 
 
 def _bare(stage: Stage, module: nn.Module, at: tuple[int, int]) -> ChainStage:
-    """A stage without an optimizer, for its forwards alone; a late backward sees the newest weights."""
+    """A stage without an optimizer, for its forwards alone."""
     options = replace(stage.options, corrections=())
     bare = ChainStage(stage.index, module, stage.device, options, None, None)
     bare.begin(*at)
-    bare.weights = Current(module)
     return bare

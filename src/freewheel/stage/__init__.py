@@ -23,7 +23,6 @@ from freewheel.stage._stage import Loss, Stage, StageOptions
 from freewheel.stage._state import load_buffers, load_tensors, tensors_of
 from freewheel.stage._synthetic import SyntheticStage
 from freewheel.stage._trees import homes, to_device
-from freewheel.stage._weights import Current
 
 __all__ = [
     "DRAWS",
@@ -31,7 +30,6 @@ __all__ = [
     "AlignedStage",
     "ChainStage",
     "Correction",
-    "Current",
     "DelayCompensation",
     "Discrepancy",
     "Draw",
