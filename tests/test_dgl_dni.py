@@ -119,21 +119,22 @@ def test_dgl_is_what_it_says(k: int, draw: str | None) -> None:
 
 
 def forecast(weights: list[Tensor], h: Tensor, y: Tensor | None) -> Tensor:
-    """A predictor with one hidden layer; labels come as more channels or features."""
-    a, b, c, d = weights
+    """A predictor with one hidden layer or none; labels come as more channels or features."""
     if y is not None:
         marks = torch.eye(CLASSES, dtype=h.dtype)[y]
         h = torch.cat([h, marks[:, :, None, None] * torch.ones_like(h[:, :1])] if h.dim() == 4 else [h, marks], 1)
-    if h.dim() == 4:
-        return F.conv2d(F.conv2d(h, a, b, padding=2).relu(), c, d, padding=2)
-    return (h @ a.T + b).relu() @ c.T + d
+    pairs = list(zip(weights[::2], weights[1::2]))
+    for i, (a, b) in enumerate(pairs):
+        h = h.relu() if i else h
+        h = F.conv2d(h, a, b, padding=2) if h.dim() == 4 else h @ a.T + b
+    return h
 
 
-@pytest.mark.parametrize("lag", [0, 1, 3])
+@pytest.mark.parametrize(("lag", "layers"), [(0, 1), (1, 0), (1, 1), (3, 0)])
 @pytest.mark.parametrize("labels", [False, True])
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_dni_is_what_it_says(k: int, labels: bool, lag: int) -> None:
-    method = fw.DNI(labels=labels, lag=lag)
+def test_dni_is_what_it_says(k: int, labels: bool, lag: int, layers: int) -> None:
+    method = fw.DNI(labels=labels, lag=lag, layers=layers)
     stages = image_stages(k)
     predictors = [Descent(weights) for weights in first_weights(stages, method)]
     nets = [Descent(list(stage.parameters())) for stage in stages]
@@ -260,7 +261,7 @@ def test_clipping_counts_the_head_with_its_stage() -> None:
 def test_sequences_are_guessed_at_every_position_where_all_have_targets(runtime: str) -> None:
     """Letters in, for each the next one: heads give a class for every position, as the network does."""
     text = torch.arange(40).reshape(5, 8) % 5
-    for method in (fw.DGL(hidden=6), fw.DNI(labels=True), fw.DNI(layers=0)):
+    for method in (fw.DGL(hidden=6), fw.DNI(labels=True), fw.DNI(layers=1)):
         torch.manual_seed(0)
         model = fw.models.build("rnn", num_classes=5, in_shape=(8,), hidden=6)
         run = made(fw.split(model, 2, by="parameters"), method, partial(torch.optim.Adam, lr=0.02), runtime=runtime)

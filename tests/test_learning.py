@@ -1,4 +1,4 @@
-"""Forward gradients learn: whole trainings, seeded and in one thread, so that they give the same result every time."""
+"""Learning without true gradients: whole trainings, seeded and in one thread, so that they always end the same way."""
 
 from __future__ import annotations
 
@@ -54,6 +54,27 @@ def test_moved_activations_learn_digits_sooner() -> None:
     score = train(digits_net(2), fw.data.load("digits"), method, epochs=20, lr=2.5e-3, at=["3", "5"])
     assert score.metric is not None
     assert score.metric >= 0.85
+
+
+def test_heads_learn_digits() -> None:
+    torch.manual_seed(0)
+    model = fw.models.build("digits-cnn")
+    score = train(model, fw.data.load("digits"), fw.DGL(hidden=64), epochs=6, lr=5e-3, k=3, by="parameters")
+    assert score.metric is not None
+    assert score.metric >= 0.96
+
+
+def test_predicted_gradients_teach_the_first_stages_digits() -> None:
+    """With two stages that learn from predictions the last one does better than with two that stay as they are."""
+    scores = []
+    for method in (fw.BP(), fw.DNI(labels=True)):
+        model = digits_net(2)
+        if not scores:
+            for part in model[:5]:
+                part.requires_grad_(False)
+        scores.append(train(model, fw.data.load("digits"), method, epochs=20, lr=1e-3, at=["3", "5"]).metric or 0.0)
+    assert scores[1] >= 0.9
+    assert scores[1] > scores[0] + 0.05
 
 
 def test_a_recurrent_net_learns_digits_row_by_row() -> None:

@@ -21,7 +21,7 @@ from rows import ROWS, batches, network, same_bits, tensors, trainer
 from test_torchrun import torchrun
 
 BY_NAME = {row.name: row for row in ROWS}
-NAMES = ("bp", "gpipe", "pipedream", "fdg", "dsp", "pipemare", "fgd", "asyncfgd", "fgd-dp")
+NAMES = ("bp", "gpipe", "pipedream", "fdg", "dsp", "pipemare", "fgd", "asyncfgd", "fgd-dp", "dgl")
 EIGHT = partial(batches, 8, size=21, small=20)  # shards of unequal lengths, none of one sample
 
 

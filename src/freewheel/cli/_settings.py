@@ -275,7 +275,7 @@ class Settings:
     @property
     def optimizer_name(self) -> str:
         """The optimizer: as asked for, or one that suits the method and the data."""
-        suits = "adam" if self.forward or self.data.lower() == "imdb" else "sgd"
+        suits = "adam" if self.pipeline.credit in ("forward", "synthetic") or self.data.lower() == "imdb" else "sgd"
         return suits if self.optimizer is None else self.optimizer
 
     def optimizer_settings(self) -> dict[str, float]:

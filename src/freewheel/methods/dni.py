@@ -52,7 +52,7 @@ class DNI(Method):
     name: ClassVar[str] = "dni"
 
     hidden: int | None = None
-    layers: int = 1
+    layers: int = 0
     labels: bool = False
     classes: int | None = None
     optimizer: MakeOptimizer | None = None

@@ -32,7 +32,7 @@ class Predictors:
     """
 
     hidden: int | None = None
-    layers: int = 1
+    layers: int = 0
     labels: bool = False
     classes: int | None = None
     optimizer: MakeOptimizer | None = None
