@@ -237,6 +237,20 @@ def test_a_checkpoint_at_the_end_is_drained(tmp_path) -> None:
     assert same(everything(one), everything(resume(tmp_path, image_stages(2), fw.DNI(), optimizer=SGD)))
 
 
+@pytest.mark.parametrize("method", BOTH, ids=["dgl", "dni"])
+def test_heads_are_the_same_on_every_runtime_also_after_stopping_at_a_cut(method: fw.Method) -> None:
+    """A fit that a callback ends while gradients are under way, and another one after it."""
+    found = []
+    for runtime in (*LOCAL, "processes"):
+        stages = network(3)
+        run = trainer(stages, method, runtime=runtime)
+        assert run.fit(batches(8), epochs=5, callbacks=[lambda end: end.record.epoch == 1]).stopped
+        run.fit(batches(4))
+        found.append([*tensors(*stages), *(p.detach() for head in run.heads if head for p in head.parameters())])
+    assert same_bits(found[0], found[1])
+    assert same_bits(found[0], found[2])
+
+
 @pytest.mark.parametrize("method", [fw.DGL, fw.DNI])
 def test_heads_have_an_optimizer_of_their_own_where_asked_for(method) -> None:
     run = made(image_stages(2), method(optimizer=partial(torch.optim.Adam, lr=0.01)))
