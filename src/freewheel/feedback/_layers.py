@@ -108,7 +108,8 @@ class _PassBack(torch.autograd.Function):
         if isinstance(layer, nn.Conv2d):
             padding = padding_of(layer)
             assert padding is not None
-            back = conv2d_input(ctx.shape, weights, gradient, layer.stride, padding, layer.dilation, layer.groups)
+            geometry: Any = layer.stride, padding, layer.dilation, layer.groups
+            back = conv2d_input(ctx.shape, weights, gradient, *geometry)
         else:
             back = gradient @ weights
         return gradient, back.to(ctx.dtype), None, None

@@ -46,7 +46,7 @@ def numbered_layers(modules: Sequence[nn.Module], feedback: Feedback | None) -> 
     for k, module in enumerate(modules):
         _check_kinds(f"stages[{k}]", module, through=feedback.signal == "gradient")
     if feedback.signal == "gradient":
-        lines = [[Piece(*named) for named in module.named_modules()] for module in modules]
+        lines = [[Piece(name, part) for name, part in module.named_modules()] for module in modules]
     else:
         lines = [list(_line(module, "", f"stages[{k}]")) for k, module in enumerate(modules)]
         _check_shared(lines)
