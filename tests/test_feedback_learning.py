@@ -1,8 +1,9 @@
-"""Fixed random feedback learns: whole trainings, seeded and in one thread, so that they give the same result every time."""
+"""Fixed random feedback learns: whole trainings, seeded and in one thread, so that they always end the same."""
 
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ def learned(method: fw.Method, layers: int, activation: type[nn.Module], *, norm
     sizes = [64] + [128] * layers
     hidden = [
         nn.Sequential(nn.Linear(a, b), nn.BatchNorm1d(b) if norm else nn.Identity(), activation())
-        for a, b in zip(sizes, sizes[1:])
+        for a, b in pairwise(sizes)
     ]
     stages = [nn.Sequential(nn.Flatten(), *hidden), nn.Linear(128, 10)]
     data = fw.data.load("digits")
