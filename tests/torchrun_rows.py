@@ -1,7 +1,8 @@
 """Started by torchrun: rows of the table, against `simulate`. Prints one line for each difference, and `done`.
 
 Arguments: the transport, the number of batches, and the rows; all of them if none is named. With `nccl` the stages
-are on GPUs, or all on the only one.
+are on GPUs, or all on the only one. After a `/` more of them follow. `refusals` in their place tries trainers that
+differ between two processes, and prints what is said to them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ from freewheel.runtime import of_rank_0
 from rows import OPTIMIZERS, ROWS, Row, batches, network, same_bits, tensors, trainer
 
 
+def say(line: str) -> None:
+    """Prints a line in one piece, whatever other processes print."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def digest(weights: list[Tensor]) -> str:
     """A text that stands for all bits of some tensors."""
     return hashlib.sha256(b"".join(t.cpu().numpy().tobytes() for t in weights)).hexdigest()
@@ -32,9 +39,19 @@ def simulated(
     return digest(tensors(*stages)), history.losses, history.metrics
 
 
-def main() -> None:
-    rank, k = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    transport, count, *names = sys.argv[1:]
+def refusals(rank: int) -> None:
+    """Trainers of too many stages, of other threads, another seed and another network on rank 1."""
+    other, two = network(2), network(2)
+    other[rank] = network(2)[0]
+    for stages, options in ((network(3), {}), (two, {"threads": 1 + rank}), (two, {"seed": rank}), (other, {})):
+        try:
+            trainer(stages, "pipedream", runtime="torchrun", **options).fit(batches(2))
+        except ValueError as error:
+            say(f"rank {rank} says {error}")
+
+
+def compare(rank: int, k: int, transport: str, count: str, *names: str) -> None:
+    """Prints a line for each row whose outcome is another than that of `simulate`."""
     data = batches(int(count))
     device = f"cuda:{rank % torch.cuda.device_count()}" if transport == "nccl" else "cpu"
     if transport == "nccl":
@@ -47,12 +64,15 @@ def main() -> None:
         history = made.fit(data, epochs=2, validate=batches(3, seed=9))
         weights, losses, metrics = of_rank_0(row.name, lambda row=row: simulated(row, k, data, device))
         if digest(tensors(*stages)) != weights:
-            print(f"rank {rank}: {row} has other weights", flush=True)
+            say(f"rank {rank}: {row} has other weights")
         if (history.losses, history.metrics) != (losses, metrics):
-            print(f"rank {rank}: {row} has another history", flush=True)
-    if names:
-        print(f"rank {rank} done", flush=True)
-        return
+            say(f"rank {rank}: {row} has another history")
+    if not names:
+        stop_at_a_cut(rank, k)
+
+
+def stop_at_a_cut(rank: int, k: int) -> None:
+    """The same for a run that a callback ends."""
     outcome = []
     for runtime in ("simulate", "torchrun"):
         stages = network(k)
@@ -61,8 +81,17 @@ def main() -> None:
         made.fit(batches(3))
         outcome.append((tensors(*stages), history.stopped, history.batches))
     if not same_bits(outcome[0][0], outcome[1][0]) or outcome[0][1:] != outcome[1][1:]:
-        print(f"rank {rank}: stopping at a cut has another outcome", flush=True)
-    print(f"rank {rank} done", flush=True)
+        say(f"rank {rank}: stopping at a cut has another outcome")
+
+
+def main() -> None:
+    rank, k = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    for task in " ".join(sys.argv[1:]).split(" / "):
+        if task == "refusals":
+            refusals(rank)
+        else:
+            compare(rank, k, *task.split())
+    say(f"rank {rank} done")
 
 
 if __name__ == "__main__":
