@@ -34,7 +34,7 @@ def pair(row, k, optimizer="sgd", **options):
     for runtime in ("simulate", "processes"):
         stages = network(k)
         made = trainer(stages, row.make(k), optimizer=OPTIMIZERS[optimizer], runtime=runtime, **options)
-        history = made.fit(batches(), epochs=2, validate=batches(3, seed=9))
+        history = made.fit(batches(25), epochs=2, validate=batches(3, seed=9))
         states = [o.state_dict() for o in made.optimizers if o is not None]
         out.append((tensors(*stages), history, states))
     return out

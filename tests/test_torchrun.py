@@ -23,7 +23,7 @@ def torchrun(*arguments: str, timeout: float = 200, cwd: Path | None = None) -> 
 
 def test_torchrun_equals_simulate_bit_for_bit_and_refuses_what_differs():
     """One start for two transports and for trainers that are not the same on both ranks."""
-    tasks = ("auto", "14", "/", "gloo", "14", "ddg", "fdg", "/", "refusals")
+    tasks = ("auto", "25", "/", "gloo", "14", "ddg", "fdg", "/", "refusals")
     done = torchrun("--nproc-per-node=2", str(HERE / "torchrun_rows.py"), *tasks)
     check_done(done.stdout, ranks=2)
     for rank in range(2):
@@ -36,7 +36,7 @@ def test_torchrun_equals_simulate_bit_for_bit_and_refuses_what_differs():
 
 
 def test_four_processes_equal_simulate_bit_for_bit():
-    check_done(torchrun("--nproc-per-node=4", str(HERE / "torchrun_rows.py"), "auto", "14").stdout, ranks=4)
+    check_done(torchrun("--nproc-per-node=4", str(HERE / "torchrun_rows.py"), "auto", "25").stdout, ranks=4)
 
 
 def check_done(text: str, *, ranks: int) -> None:
