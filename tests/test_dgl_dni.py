@@ -341,7 +341,10 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: fw.DNI(lag=-1), "lag=-1: give 0 or more"),
     (lambda: fw.Pipeline(credit="local", delays=(1, 0)), r"delays=\(1, 0\): under credit='local' a stage learns"),
     (lambda: fw.Pipeline(credit="synthetic", delays=(0, 0), micro=2), "micro=2: under credit='synthetic'"),
-    (lambda: fw.Pipeline(delays=(0,), heads=fw.Heads(pool=3)), "heads with credit='chain': they belong to credit='loc"),
+    (
+        lambda: fw.Pipeline(delays=(0,), heads=fw.Heads(pool=3)),
+        "heads without local losses: they belong to credit='loc",
+    ),
     (lambda: fw.Pipeline(delays=(0,), predictors=3), r"predictors=3: give fw.Predictors\(...\)"),
     (lambda: made([nn.PReLU(), nn.GRU(6, 3)], fw.DGL()), "dgl cannot see how many outputs the network has"),
     (lambda: made(network(2), fw.DNI(), replicas=2), "replicas=2 with dni: each replica would fit a predictor"),

@@ -109,16 +109,16 @@ class Pipeline(Method):
             raise ValueError(f"micro={self.micro}: micro-batches need zero delays, not delays={tuple(self.delays)}")
         if self.along not in (0, 1) or (self.along and self.credit != "forward"):
             raise ValueError(f"along={self.along!r}: give 0, the samples, or under credit='forward' 1, time")
-        for name, kind, credit in (
-            ("tangents", Tangents, "forward"),
-            ("heads", Heads, "local"),
-            ("predictors", Predictors, "synthetic"),
+        for name, kind, credit, of in (
+            ("tangents", Tangents, "forward", "forward gradients"),
+            ("heads", Heads, "local", "local losses"),
+            ("predictors", Predictors, "synthetic", "synthetic gradients"),
         ):
             value = getattr(self, name)
             if not isinstance(value, kind):
                 raise TypeError(f"{name}={value!r}: give fw.{kind.__name__}(...)")
             if self.credit != credit and value != kind():
-                raise ValueError(f"{name} with credit={self.credit!r}: they belong to credit={credit!r}")
+                raise ValueError(f"{name} without {of}: they belong to credit={credit!r}")
         if self.credit == "forward" and self.weights != "stash":
             raise ValueError(f"weights={self.weights!r}: under credit='forward' no backward sees weights; leave it out")
         if self.credit in ("local", "synthetic"):
