@@ -374,6 +374,20 @@ def test_what_has_no_feedback_is_refused_by_name(name, make, words):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("weights", ["stash", "recompute", "current"])
+def test_fa_goes_with_any_weights(weights):
+    """With a step too small to matter, late gradients are those of the weights at the start, whichever they are."""
+    moves = []
+    for delays in ((0, 0), (2, 0)):
+        net = mlp()
+        start = tensors(net)
+        method = fw.Pipeline(delays=delays, weights=weights, feedback=fw.Feedback(signal="gradient"))
+        trainer(stages_of(net, (3,)), method, optimizer=partial(torch.optim.SGD, lr=1e-9)).fit(data((6,)))
+        moves.append([(a - b) * 1e9 for a, b in zip(tensors(net), start)])
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(*moves))
+    assert all(bool(move.abs().max() > 1e-3) for move in moves[0])
+
+
 def test_fa_takes_any_graph():
     trainer([Residual(), nn.Linear(6, 3)], "fa").fit(batches(3))
     trainer(shared(), "fa").fit(batches(3))

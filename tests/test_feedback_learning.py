@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from itertools import pairwise
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from typer.testing import CliRunner, Result
 
 import freewheel as fw
+from freewheel.cli._app import app
 
 
 def learned(method: fw.Method, layers: int, activation: type[nn.Module], *, norm: bool = False) -> float:
@@ -46,3 +49,34 @@ def test_the_sign_of_the_error_needs_a_norm_beside_relu():
     """As table 1 of the AsyncFGD paper has it: plain ReLU stacks fail, those with BatchNorm learn."""
     assert learned(fw.SDFA(), 2, nn.ReLU) < 0.8
     assert learned(fw.SDFA(), 2, nn.ReLU, norm=True) >= 0.9
+
+
+def typed(*arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments], env={"COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"})
+
+
+def test_typed_without_more_it_takes_what_suits_it():
+    few = ("--epochs", "1", "--limit", "100", "--threads", "1", "--no-compare")
+    said = typed("train", "--method", "drtp", "--at", "fc2", "--at", "fc3", *few).stdout
+    assert "model    fcs-tanh" in said
+    assert "method   drtp: delays 0 0 0, locks left none" in said
+    assert "steps    adam: lr 0.002" in said
+    within = typed(
+        "train", "--method", "drtp", "--at", "ac1", *few
+    ).stdout  # a block is cut, and its gradient waited for
+    assert "method   drtp: delays 0 0, locks left forward, backward, update" in within
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("train --method dfa --model resnet-20", r"error: stages\[0\]\.layer1\.0 \(BasicBlock\) is not a plain stack"),
+        ("train --method fa --data digits-rows", r"error: stages\[0\]\.\S+ is a RNN: feedback weights are for Linear"),
+        ("plan fa -k 2 -o own=3", "error: -o own=3: feedback weights are tensors, which only Python can pass on"),
+        ("plan dfa -k 2 -o bound=-1", "error: bound=-1: give the largest feedback weight"),
+    ],
+)
+def test_typed_nonsense_is_refused_in_a_line(arguments, words):
+    result = typed(*arguments.split())
+    assert result.exit_code == 2
+    assert re.search(words, result.output)
