@@ -261,6 +261,7 @@ TABLE = {  # name: delays for K = 1 to 6, order, weights, locks left
     "fdg": (TWO, "backward", "stash", set()),
     "dsp": (TWO, "forward", "recompute", set()),
     "pipemare": (ONE, "forward", "current", set()),
+    "fa": (NONE, "forward", "stash", {"forward", "backward", "update"}),
 }
 
 
@@ -364,6 +365,8 @@ def test_drawing_in_docstring(file: str, owner: str, block: str) -> None:
     options = {option: getattr(drawn.schedule, option) for option in OPTIONS.get(name, ())}
     if drawn.schedule.along == 1:
         options = {"steps": drawn.schedule.micro}
+    if drawn.schedule.credit == "feedback" and drawn.schedule.asynchronous:
+        options = {"pipelined": True}
     if name == "dsp":
         options = {"p": (1, 1, 0), "m": (4, 2, 0)}
     assert str(fw.plan(name, k=len(drawn.delays), batches=drawn.batches, **options)) == block

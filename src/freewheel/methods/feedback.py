@@ -19,8 +19,15 @@ layer l-1 and of the norms behind it. The last layer learns from e itself. Divis
 the batch size, as the mean in the loss does. B_l is drawn from (seed, l), evenly between ±√(6/n), which is He's bound
 as in Frenkel et al.; n is the number of weights in B_l that share a first index.
 
-`fa` has the plan of `bp`. The error of `dfa` and `sdfa` goes past all layers, and each stage passes it on before it
-uses it. With zero delays, as in the papers, the forward and the update lock remain:
+`fa` has the plan of `bp`:
+
+    plan fa: delays=0,0 batches=2
+    time     0     1     2      3      4     5     6      7
+    stage 0  F0@0  .     .      B0@0!  F1@1  .     .      B1@1!
+    stage 1  .     F0@0  B0@0!  .      .     F1@1  B1@1!  .
+
+The error of `dfa` and `sdfa` goes past all layers, and each stage passes it on before it uses it. With zero delays, as
+in the papers, the forward and the update lock remain:
 
     plan dfa: credit=feedback delays=0,0 batches=2
     time     0     1     2      3     4     5

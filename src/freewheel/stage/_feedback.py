@@ -25,6 +25,8 @@ from freewheel.stage._corrections import Gradients
 from freewheel.stage._stage import Tree, Unit
 from freewheel.stage._trees import Shape, to_device
 
+_GIVES = "the module gives"
+
 
 class Layers(NamedTuple):
     """Which Linear and Conv2d layers a stage has, out of those of the whole network."""
@@ -142,9 +144,6 @@ class FeedbackStage(_Fed):
         signal = signal.flatten(1).to(end.dtype)
         weights = self._feedback.of(number, (signal.shape[1], *end.shape[1:]), end)
         return (signal @ weights.flatten(1)).view(end.shape)
-
-
-_GIVES = "the module gives"
 
 
 def _one_hot(target: Tree, outputs: int) -> Tensor:
