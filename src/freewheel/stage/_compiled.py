@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.forward_ad import make_dual
 
 from freewheel.stage._trees import Shape, flatten, unflatten
-from freewheel.tangents import COMPILED_RULES, DualMode, Given, compiled
+from freewheel.tangents import DualMode, Given, compiled
 
 Apart = tuple[Any, list[Tensor | None]]  # values, and the tangents of their leaves
 
@@ -52,7 +52,7 @@ class CompiledPass:
             leaves, goal = every[: len(x[0])], every[len(x[0]) :]
             duals = [make_dual(leaf, next(ours)) if moves else leaf for leaf, moves in zip(leaves, self._moves)]
             source = Given(index_of, dict(zip(self.used, ours)))
-            with torch.enable_grad(), DualMode(source, {}, COMPILED_RULES):
+            with torch.enable_grad(), DualMode(source, {}):
                 seen.append(call(unflatten(duals, x[1]), unflatten(goal, target[1])))
             out, found = seen[-1]
             return _tensors(flatten(out)[0]), _tensors(found)

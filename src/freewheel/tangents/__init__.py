@@ -7,12 +7,10 @@ from freewheel.tangents._directions import Derivatives, Directions, Place, Sourc
 from freewheel.tangents._draw import Drawer
 from freewheel.tangents._level import dual, enter_level, leave_level
 from freewheel.tangents._mode import DualMode, explained
-from freewheel.tangents._rules import COMPILED_RULES
 from freewheel.tangents._scale import Scale, check_patterns
 from freewheel.tangents._transfer import Transfer
 
 __all__ = [
-    "COMPILED_RULES",
     "DISTRIBUTIONS",
     "PERTURBS",
     "Derivatives",

@@ -39,16 +39,11 @@ class DualMode(TorchFunctionMode):
     Where the module itself turns gradients off (`torch.no_grad`), tangents stop too.
     """
 
-    def __init__(
-        self,
-        source: Source | Given,
-        before: dict[Any, Callable[..., Any]],
-        rules: dict[Any, Callable[..., Any]] = RULES,
-    ) -> None:
+    def __init__(self, source: Source | Given, before: dict[Any, Callable[..., Any]]) -> None:
         """`before` holds functions that are asked first, parameters still without tangents; see `Mover`."""
         super().__init__()
         self._source = source
-        self._before, self._rules = before, rules
+        self._before = before
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -63,7 +58,7 @@ class DualMode(TorchFunctionMode):
         change = self._lift if lifting else self._value
         args = [change(a) for a in args]
         kwargs = {k: change(v) for k, v in kwargs.items()}
-        rule = self._rules.get(func)
+        rule = RULES.get(func)
         out = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
         if isinstance(func, (OpOverload, OpOverloadPacket)):
             _check_custom(func, args, out)

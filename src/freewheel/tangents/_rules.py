@@ -70,33 +70,6 @@ def convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
-def joined_convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same with x read once: one convolution with w and w' side by side gives y and the second term of y'.
-
-    What comes out are halves of one tensor, which compiled code reads as easily; what is not compiled would copy them.
-    """
-    plain = convolution(function)
-
-    def run(
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> Tensor:
-        (x, dx), (w, dw), (b, db) = _parts(input), _parts(weight), _parts(bias)
-        if dx is None or dw is None or groups > 1 or torch.is_autocast_enabled(x.device.type):
-            return plain(input, weight, bias, stride, padding, dilation, groups)
-        biases = None if b is None else torch.cat([b, torch.zeros_like(b) if db is None else db])
-        both = function(x, torch.cat([w, dw]), biases, stride, padding, dilation)
-        y, dy = both.chunk(2, 1 - w.dim())  # a batch may be missing
-        return dual(y, dy + function(dx, w, None, stride, padding, dilation))
-
-    return run
-
-
 def batch_norm(
     input: Tensor,
     running_mean: Tensor | None,
@@ -182,4 +155,3 @@ RULES: dict[Any, Callable[..., Any]] = {
     _VF.rnn_tanh: rnn(torch.tanh),
     _VF.rnn_relu: rnn(torch.relu),
 }
-COMPILED_RULES: dict[Any, Callable[..., Any]] = {**RULES, F.conv2d: joined_convolution(F.conv2d)}
