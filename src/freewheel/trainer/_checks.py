@@ -237,3 +237,9 @@ def check_fit(loader: object, epochs: object, callbacks: Sequence[object], *, un
             f"epochs={epochs}: this trainer was resumed in the middle of a fit of {unfinished}; give "
             f"epochs={unfinished} to go on with it"
         )
+
+
+def check_seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ValueError(f"{name}={value!r}: give a number of seconds above 0")
+    return float(value)

@@ -14,9 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from freewheel._cores import intra_op_threads, share
 from freewheel._errors import unknown, whole_number
 from freewheel.checkpoint import Found, find, full_names
-from freewheel.methods import Method, Racing, unraced
+from freewheel.methods import Method, Racing
 from freewheel.methods import method as find_method
-from freewheel.plan import Plan
 from freewheel.racing import runtime_of
 from freewheel.runtime import (
     RUNTIMES,
@@ -29,28 +28,16 @@ from freewheel.runtime import (
     rank_and_size,
 )
 from freewheel.split import Stages
-from freewheel.stage import ForwardStage, HeadedStage, Loss, StageOptions
+from freewheel.stage import ForwardStage, HeadedStage, Loss
 from freewheel.tangents import check_patterns
-from freewheel.trainer._blueprint import SchedulerFactory, blueprints
-from freewheel.trainer._checks import (
-    OptimizerFactory,
-    check_autocast,
-    check_classes,
-    check_clip,
-    check_factories,
-    check_fit,
-    check_race,
-    check_replicas,
-    check_slow,
-    check_stages,
-    head_factories,
-)
+from freewheel.trainer._blueprint import SchedulerFactory
+from freewheel.trainer._checks import OptimizerFactory, check_fit, check_race, check_seconds, check_stages
 from freewheel.trainer._evaluate import Metric, accuracy, evaluate
 from freewheel.trainer._fit import Callback, Chain, fit
 from freewheel.trainer._history import History, Score
-from freewheel.trainer._layers import numbered_layers
 from freewheel.trainer._resume import look_up, take_up
 from freewheel.trainer._saving import Every, Resumed, Saving, check_folder, check_saving
+from freewheel.trainer._setup import set_up
 
 
 class Trainer:
@@ -146,36 +133,26 @@ class Trainer:
         self.threads = whole_number("threads", threads, least=1) if threads is not None else share(places)
         self.seed = whole_number("seed", seed, least=0)
         self._model = stages.model if isinstance(stages, Stages) else Chain(modules)
-        pipeline = unraced(self.method.over(self.replicas)).pipeline(len(modules))
-        check_replicas(self.replicas, pipeline)
-        global_clip = clip_scope == "global" and clip is not None
-        slack = whole_number("slack", slack, least=0)
-        layers, joined = numbered_layers(modules, pipeline.feedback)
-        schedule = pipeline.schedule(slack=slack, norms=global_clip, replicas=self.replicas, joined=joined)
-        check_clip(clip, clip_scope, schedule, pipeline.corrections)
-        check_autocast(autocast, schedule)
-        # A plan repeats itself after its start, so that one a few rounds longer than that shows every rule kept.
-        self.plan = Plan.build(schedule, 2 * (max(schedule.delays) + schedule.lag + schedule.stages) + 2)
-        self._options = StageOptions(
-            schedule=schedule,
-            corrections=tuple(pipeline.corrections),
-            tangents=pipeline.tangents,
-            heads=pipeline.heads,
-            predictors=pipeline.predictors,
-            classes=check_classes(pipeline, modules),
-            feedback=pipeline.feedback,
+        setup = set_up(
+            modules,
+            self._model,
+            self.method,
+            optimizer,
+            scheduler,
             loss=loss,
-            clip=clip,
-            autocast=autocast,
             seed=self.seed,
-            slow=check_slow("slow", slow, len(modules)),
+            clip=clip,
+            clip_scope=clip_scope,
+            autocast=autocast,
+            slack=slack,
+            replicas=self.replicas,
+            slow=slow,
         )
-        factories = check_factories(optimizer, modules), head_factories(optimizer, pipeline, len(modules))
-        drawn = blueprints(modules, self._model, self._options, *factories, scheduler, layers)
+        self.plan, self._options, drawn = setup.plan, setup.options, setup.blueprints
         self._stages = [blueprint.build() for blueprint in drawn[: len(modules)]]
         self._abroad = Abroad(
             orders=[blueprint.build for blueprint in drawn],
-            timeout=_seconds("timeout", timeout),
+            timeout=check_seconds("timeout", timeout),
             transport=transport,
             interface=interface,
         )
@@ -385,9 +362,3 @@ class Trainer:
         self._batches += history.batches
         self._epochs += len(history.epochs)
         return history
-
-
-def _seconds(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise ValueError(f"{name}={value!r}: give a number of seconds above 0")
-    return float(value)
