@@ -66,13 +66,18 @@ def test_nothing_of_a_run_outlives_it():
         gc.collect()
         return sum(issubclass(type(o), torch.Tensor) and o.shape == (37, 6) for o in gc.get_objects())
 
-    for row in ROWS:
-        before = held()
-        made = trainer([nn.Linear(6, 37), nn.Linear(37, 6), nn.Linear(6, 3)], row.make(3))
-        made.fit(batches(9))
-        remembers = 2 if row.name == "pipemare" else 0
-        assert held() - before == 2 + remembers, row
-        del made
+    gc.collect()
+    gc.freeze()  # what was there before is not looked at again and again
+    try:
+        for row in ROWS:
+            before = held()
+            made = trainer([nn.Linear(6, 37), nn.Linear(37, 6), nn.Linear(6, 3)], row.make(3))
+            made.fit(batches(9))
+            remembers = 2 if row.name == "pipemare" else 0
+            assert held() - before == 2 + remembers, row
+            del made
+    finally:
+        gc.unfreeze()
 
 
 def test_a_graph_is_never_edited_behind_autograds_back():
@@ -152,6 +157,8 @@ def test_whole_numbers_travel_beside_what_is_learned():
             return self.linear(pair[1]) + pair[0][:, None] * 0.1
 
     for row in ROWS:
+        if row.make(3).pipeline(3).credit == "feedback":
+            continue  # for plain stacks alone
         stages = [Beside(), Beside(), Last()]
         before = tensors(*stages)
         trainer(stages, row.make(3), runtime="threads").fit(batches(9))
