@@ -284,7 +284,7 @@ def test_the_command_trains_the_papers_network_until_it_knows(tmp_path):
     run = json.loads(file.read_text())
     assert run["model"]["name"] == "lstm"
     assert run["optimizer"] == {"name": "adam", "lr": 1e-3, "weight_decay": 0.0}
-    assert "300 images to train, 60 to test, 6, 2 classes, batches of 75" in result.output
+    assert "300 sequences to train, 60 to test, 6, 2 classes, batches of 75" in result.output
     words = 2 + 7
     layers = 2 * (2 * 4 * 256 * 256 + 2 * 4 * 256)
     assert run["model"]["parameters"] == words * 256 + layers + 2 * 256 + 2

@@ -17,7 +17,7 @@ def opening(job: Job) -> Iterator[str]:
     shape = "x".join(map(str, data.in_shape))
     values = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in settings.optimizer_settings().items())
     yield (
-        f"data     {data.name}: {len(data.train.images):,} images to train, {len(data.test.images):,} to test, "
+        f"data     {data.name}: {len(data.train.images):,} {data.things} to train, {len(data.test.images):,} to test, "
         f"{shape}, {data.classes} classes, batches of {data.train.batch_size}"
     )
     yield f"model    {settings.model_name}: {job.parameters:,} parameters"

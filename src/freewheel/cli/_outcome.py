@@ -50,7 +50,7 @@ class Outcome:
 
     def show_epochs(self) -> None:
         """The table by epoch; where there are many, some of them."""
-        numbers = ("epoch", "loss", "test loss", "test accuracy", "images/s")
+        numbers = ("epoch", "loss", "test loss", "test accuracy", f"{self.job.data.things}/s")
         shown = table(*numbers, "busy", "staleness", right=numbers)
         epochs = self.history.epochs
         rows = pick(len(epochs), MOST_ROWS)
@@ -70,14 +70,15 @@ class Outcome:
         if self.history.interrupted:
             after += f" of {self.job.settings.epochs}, interrupted at batch {self.history.batches}"
         accuracy = math.nan if self.score.metric is None else self.score.metric
-        yield f"test accuracy {accuracy:.2%} (loss {self.score.loss:.4f}, {self.score.samples:,} images) {after}"
+        things = self.job.data.things
+        yield f"test accuracy {accuracy:.2%} (loss {self.score.loss:.4f}, {self.score.samples:,} {things}) {after}"
         if self.images_per_second is None:
             return
-        speed = f"{self.images_per_second:,.0f} images/s"
+        speed = f"{self.images_per_second:,.0f} {things}/s"
         if self.one_core is not None and self.speedup is not None:
             plain = f"{self.one_core.images_per_second:,.0f}"
             what = "backpropagation in plain PyTorch" if self.job.settings.forward else "plain PyTorch"
-            speed += f": {self.speedup:.2f} times {what} on one core ({plain} images/s)"
+            speed += f": {self.speedup:.2f} times {what} on one core ({plain} {things}/s)"
         yield speed
 
     def as_dict(self) -> dict[str, Any]:

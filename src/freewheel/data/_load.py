@@ -37,6 +37,11 @@ class Data:
     in_shape: tuple[int, ...]
     vocabulary: str | tuple[str, ...] = ""
 
+    @property
+    def things(self) -> str:
+        """What its samples are called: images, or sequences."""
+        return "images" if len(self.in_shape) == 3 else "sequences"
+
 
 def names() -> tuple[str, ...]:
     """The names that `load` knows.
