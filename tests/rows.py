@@ -86,7 +86,7 @@ def network(k: int, seed: int = 0) -> list[nn.Module]:
     return [nn.Sequential(*blocks[a:b]) for a, b in pairwise(cuts)]
 
 
-def batches(count: int = 14, seed: int = 1, size: int = 9, small: int = 6) -> list[tuple[Tensor, Tensor]]:
+def batches(count: int = 25, seed: int = 1, size: int = 9, small: int = 6) -> list[tuple[Tensor, Tensor]]:
     """Batches of which every seventh is smaller."""
     g = torch.Generator().manual_seed(seed)
     sizes = [small if i % 7 == 6 else size for i in range(count)]

@@ -31,7 +31,7 @@ with warnings.catch_warnings(action="ignore"):  # torch scripts a few functions 
 
 CLOSE = 1e-10
 FAR = 1e-4  # what a wrong definition must at least do to the weights
-COUNT = 8
+COUNT = 12
 RUNTIMES = ("simulate", "threads")
 DISTRIBUTIONS = ("gaussian", "rademacher", "sphere")
 

@@ -261,13 +261,12 @@ def train(
     task: str = "steps",
     k: int = 3,
     epochs: int = 1,
-    count: int = COUNT,
     dropout: float = 0.0,
     **options: Any,
 ) -> list[Tensor]:
     stages = make_stages(net, kind, task, k, **({"dropout": dropout} if net == "deep" else {}))
     trainer = make_trainer(stages, fw.method(name, **options), runtime=runtime)
-    trainer.fit(make_batches(net, task, count), epochs=epochs, progress=False)
+    trainer.fit(make_batches(net, task), epochs=epochs, progress=False)
     return tensors(*stages)
 
 
@@ -314,7 +313,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"tangents": 2},
     {"perturb": "activations", "tangents": 2, "distribution": "rademacher"},
     {"dropout": 0.3},
-    {"dropout": 0.3, "tangents": 2, "perturb": "activations", "epochs": 2, "count": 3},
+    {"dropout": 0.3, "tangents": 2, "perturb": "activations", "epochs": 2},
 ]
 
 

@@ -93,11 +93,11 @@ def test_a_cut_is_the_network_after_exactly_so_many_batches(runtime):
         seen = []
         stages = network(3)
         made = trainer(stages, row.make(3), runtime=runtime)
-        made.fit(batches(6), epochs=3, callbacks=[lambda end, seen=seen: seen.append(tensors(*end.stages))])
+        made.fit(batches(10), epochs=3, callbacks=[lambda end, seen=seen: seen.append(tensors(*end.stages))])
         for epoch, cut in enumerate(seen, start=1):
             shorter = network(3)
             weights = trainer(shorter, row.make(3))
-            weights.fit(batches(6), epochs=epoch)
+            weights.fit(batches(10), epochs=epoch)
             found = [p.detach() for m in shorter for p in m.parameters()]
             count = [len(list(m.parameters())) for m in shorter]
             buffers = [len(list(m.buffers())) for m in shorter]

@@ -18,9 +18,8 @@ from freewheel.racing._worker import Worker
 from freewheel.runtime import Batch, Cut, Part, Run
 from freewheel.stage import Stage
 
-Make = Callable[
-    [Sequence[nn.Module]], list[Stage]
-]  # stages on these modules, with optimizers and schedules of their own
+# Stages on these modules, with optimizers and schedules of their own.
+Make = Callable[[Sequence[nn.Module]], list[Stage]]
 
 
 class End(NamedTuple):
