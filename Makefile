@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := src tests examples
 
-.PHONY: demo test check format lint types soak bench clean
+.PHONY: demo test check format lint types same soak bench clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -28,6 +28,9 @@ lint: .venv/ready
 
 types: .venv/ready
 	$(BIN)/pyright
+
+same: .venv/ready
+	$(BIN)/python tests/same.py $(BASE)
 
 soak: .venv/ready
 	PYTHONPATH=tests $(BIN)/python tests/soak.py 50
