@@ -4,7 +4,7 @@
     python tests/same.py BASE --runtimes simulate threads
 
 Each checkout trains its own `tests/rows.py` (and the methods that race, under `simulate`) on every runtime, for two
-networks and two optimizers, 20 batches each. A digest covers weights, buffers, optimizer states and the heads of stages.
+networks and two optimizers, 20 batches each. A digest covers weights, buffers, optimizer states and heads.
 Digests differ between kinds of CPU, so none is stored: both sides run on this machine, one after the other.
 """
 
@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +60,15 @@ def pictures(k: int) -> list[Any]:
         nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)),
     ]
     cuts = {2: (0, 1, 3), 3: (0, 1, 2, 3)}[k]
-    return [nn.Sequential(*blocks[a:b]) for a, b in zip(cuts, cuts[1:])]
+    return [nn.Sequential(*blocks[a:b]) for a, b in pairwise(cuts)]
 
 
 def trainings(runtimes: list[str]):
     """Every training of this checkout: its key, and what trains it and returns the trainer."""
     import torch
-    from rows import OPTIMIZERS, ROWS, batches, network, trainer
 
     import freewheel as fw
+    from rows import OPTIMIZERS, ROWS, batches, network, trainer
 
     g = torch.Generator().manual_seed(5)
     images = [(torch.randn(6, 1, 8, 8, generator=g), torch.randint(3, (6,), generator=g)) for _ in range(BATCHES)]
