@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from freewheel._errors import unknown, whole_number
 from freewheel.feedback import Feedback
 from freewheel.plan import CREDITS, ORDERS, WEIGHTS, Credit, Order, Schedule, Weights
+from freewheel.runtime import RUNTIMES, Outcome, Run
 from freewheel.stage import Correction, Heads, Predictors
 from freewheel.tangents import Tangents
 
@@ -18,14 +19,33 @@ class Method(ABC):
     """A way to train a network in stages. `pipeline` says it in the algebra's own terms, for K stages."""
 
     name: ClassVar[str]
+    planned: ClassVar[bool] = True  # whether it has a plan
 
     @abstractmethod
     def pipeline(self, k: int) -> Pipeline:
         """The choices that make this method, for k stages."""
 
+    def stage_pipeline(self, k: int) -> Pipeline:
+        """The pipeline that the trainer's k stages are built for: by default that of the plan."""
+        return self.pipeline(k)
+
     def over(self, replicas: int) -> Method:
         """The method that each of so many replicas follows on its own samples: by default this one."""
         return self
+
+    def workers(self, stages: int) -> int:
+        """How many workers compute at the same time, given the number of stages of all replicas."""
+        return stages
+
+    def check_run(self, runtime: str, **given: bool) -> None:  # noqa: B027
+        """Refuses a runtime, and options that were given, which this method cannot do anything with."""
+
+    def check_checkpoints(self, what: str) -> None:  # noqa: B027
+        """Refuses checkpoints in the middle of a fit; `what` says what was asked for."""
+
+    def runner(self, runtime: str, blueprints: Sequence[Any]) -> Callable[[Run], Outcome]:
+        """Returns what runs a fit on this runtime; `blueprints` build the stages anew."""
+        return RUNTIMES[runtime]
 
 
 @dataclass(frozen=True, kw_only=True)
