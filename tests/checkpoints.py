@@ -50,9 +50,11 @@ def everything(made: fw.Trainer) -> list[Any]:
     gradients = [p.grad for stage in made.stages for p in stage.parameters()]
     optimizers = [o.state_dict() if o else None for o in made.optimizers]
     schedulers = [s.scheduler.state_dict() if s.scheduler else None for s in made._stages]
-    hooks = [[hook.state() for hook in stage.hooks] for stage in made._stages]
+    corrections = [stage.corrections.state() for stage in made._stages]
     heads = [stage.head_state() for stage in made._stages]
-    return tree_flatten([weights, gradients, optimizers, schedulers, hooks, heads, made._batches, made._epochs])[0]
+    return tree_flatten(
+        [weights, gradients, optimizers, schedulers, corrections, heads, made._before.batches, made._before.epochs]
+    )[0]
 
 
 def same(one: list[Any], two: list[Any]) -> bool:

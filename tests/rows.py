@@ -27,9 +27,7 @@ class Row:
 
 def late_forward(k: int) -> fw.Pipeline:
     """Forward gradients in a free combination."""
-    return fw.Pipeline(
-        credit="forward", delays=(2,) * k, tangents=fw.Tangents(scale=0.1), corrections=[fw.Accumulate(3)]
-    )
+    return fw.Pipeline(credit=fw.Forward(scale=0.1), delays=(2,) * k, corrections=[fw.Accumulate(3)])
 
 
 ROWS = [

@@ -62,7 +62,7 @@ def sequences() -> list[tuple[torch.Tensor, torch.Tensor]]:
     [
         fw.AsyncFGD(steps=3, scale=0.1),
         fw.AsyncFGD(steps=3, scale=0.1, tangents=2, perturb="activations"),
-        fw.Pipeline(credit="forward", delays=(3, 1, 1), micro=3, along=1, tangents=fw.Tangents(scale=0.1)),
+        fw.Pipeline(credit=fw.Forward(scale=0.1), delays=(3, 1, 1), micro=3, along=1),
     ],
     ids=["asyncfgd", "activations", "free"],
 )
@@ -352,8 +352,8 @@ MISSED: dict[str, tuple[str, str, tuple[Any, ...], Any]] = {
     "stored inputs": ("dsp", "stage-1.pt", ("pending", "stored"), first),
     "saved activations": ("pipemare", "stage-0.pt", ("pending", "graphs"), first),
     "the last step": ("predict", "stage-0.pt", ("pending", "weights", "before"), zeroed),
-    "the drift": ("pipemare", "stage-0.pt", ("hooks",), zeroed),
-    "counts of corrections": ("accumulated", "stage-0.pt", ("hooks",), lambda hooks: [{"count": 0}]),
+    "the drift": ("pipemare", "stage-0.pt", ("corrections", "states"), zeroed),
+    "counts of corrections": ("accumulated", "stage-0.pt", ("corrections", "number"), lambda number: 0),
     "collected gradients": ("accumulated", "stage-2.pt", ("gradients",), zeroed),
     "tangents": ("asyncfgd-kept", "stage-0.pt", ("pending", "waiting"), first),
     "moved activations": ("asyncfgd-activations", "stage-0.pt", ("pending", "waiting"), first),

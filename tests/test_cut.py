@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import freewheel as fw
-from freewheel.plan import DIRECTION, Action, Op, Schedule, in_flight, rest, stream
+from freewheel.plan import ACTIVATION, GRADIENT, Action, Op, Schedule, in_flight, rest, stream
 from freewheel.plan._clock import march
 from rows import ROWS
 
@@ -40,18 +40,18 @@ def check(schedule: Schedule, batches: int) -> None:
         again = in_flight(schedule, k, batches, forwarded)
         left = list(rest(schedule, k, batches, range(batches - 1, BATCHES)))
         streams.append([*again, *left])
-        for op in (op for op in Op if op.is_send):
-            receiver = k + DIRECTION[op.channel]
+        for message in (message for message in schedule.messages if message.way):
+            op, receiver = message.send, k + message.way
             if receiver not in range(schedule.stages):
                 continue
-            heard = messages(before[receiver], Op(f">{op.channel}"))
+            heard = messages(before[receiver], message.receive)
             sent = messages(before[k], op)
             assert messages(again, op) == sent[len(heard) :]
             assert messages(left, op) == messages(after[k], op)[max(0, len(heard) - len(sent)) :]
         others = [a for a in left if not a.op.is_send]
         assert others == [a for a in after[k] if not a.op.is_send]
         assert [a for a in after[k] if a in left] == left
-        assert {a.op for a in again} <= {Op.SEND_GRADIENT if schedule.credit == "synthetic" else Op.SEND_ACTIVATION}
+        assert {a.op for a in again} <= {GRADIENT.send if schedule.credit.name == "synthetic" else ACTIVATION.send}
     assert sum(1 for _ in march(schedule, streams)) == sum(map(len, streams))
 
 

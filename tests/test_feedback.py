@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 import freewheel as fw
 from by_hand import ByHand
+from freewheel.credit.feedback import ERROR
 from freewheel.feedback import FeedbackWeights
-from freewheel.plan import Op, Plan, Schedule
+from freewheel.plan import GRADIENT, Plan, Schedule
 from rows import batches, same_bits, tensors, trainer
 
 METHODS = {"fa": fw.FA, "dfa": fw.DFA, "sdfa": fw.SDFA, "drtp": fw.DRTP}
@@ -96,9 +97,7 @@ def test_by_hand(kind, cuts, name, late):
     stages, own = stages_of(net, cuts), drawn(net, name, shape)
     k = len(stages)
     if late and name == "drtp":
-        method: fw.Method = fw.Pipeline(
-            credit="feedback", delays=tuple(range(k))[::-1], feedback=fw.Feedback(signal="target", own=own)
-        )
+        method: fw.Method = fw.Pipeline(credit=fw.Feedback(signal="target", own=own), delays=tuple(range(k))[::-1])
     elif late:
         method = METHODS[name](own=own, pipelined=True)
     else:
@@ -173,7 +172,7 @@ def test_the_cut_changes_nothing(name):
 @pytest.mark.parametrize("signal", ["error", "sign", "target"])
 def test_feedback_may_be_late_in_any_way(signal, weights):
     """A late stage without a momentum of its own: with a step of zero all of them see the same weights."""
-    pipeline = partial(fw.Pipeline, credit="feedback", feedback=fw.Feedback(signal=signal), order="backward")
+    pipeline = partial(fw.Pipeline, credit=fw.Feedback(signal=signal), order="backward")
     found = []
     for delays in ((0, 0, 0), (3, 3, 1)):
         net = mlp()
@@ -235,19 +234,17 @@ def test_an_error_is_passed_on_before_it_is_used():
 )
 def test_plans_of_feedback_never_get_stuck(delays, order, weights, taught, joined, norms, batches):
     schedule = Schedule(
-        credit="feedback",
+        credit=fw.Feedback(signal="target" if taught else "error", joined=joined),
         delays=delays,
         order=order,
         weights=weights,
-        taught=taught,
-        joined=joined,
         norms=norms and not any(delays),
     )
     plan = Plan.build(schedule, batches)
     assert Plan.parse(str(plan)) == plan
     ops = [action.op for actions in plan.streams for action in actions]
-    assert ops.count(Op.SEND_ERROR) == (0 if taught else batches * (len(delays) - 1))
-    assert ops.count(Op.SEND_GRADIENT) == (batches * (len(delays) - 1) if joined else 0)
+    assert ops.count(ERROR.send) == (0 if taught else batches * (len(delays) - 1))
+    assert ops.count(GRADIENT.send) == (batches * (len(delays) - 1) if joined else 0)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -381,7 +378,7 @@ def test_fa_goes_with_any_weights(weights):
     for delays in ((0, 0), (2, 0)):
         net = mlp()
         start = tensors(net)
-        method = fw.Pipeline(delays=delays, weights=weights, feedback=fw.Feedback(signal="gradient"))
+        method = fw.Pipeline(credit=fw.Aligned(), delays=delays, weights=weights)
         trainer(stages_of(net, (3,)), method, optimizer=partial(torch.optim.SGD, lr=1e-9)).fit(data((6,)))
         moves.append([(a - b) * 1e9 for a, b in zip(tensors(net), start)])
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(*moves))
@@ -400,20 +397,12 @@ def test_fa_takes_any_graph():
         (lambda: fw.DFA(bound=math.inf), "bound=inf"),
         (lambda: fw.FA(pipelined=1), "pipelined=1: give True or False"),
         (lambda: fw.FA(own=[1]), r"own=\[1\]: give feedback weights by the number"),
-        (lambda: fw.FA(own={-1: torch.zeros(1)}), "own has weights for layer -1"),
-        (lambda: fw.FA(own={1: 3}), r"own\[1\] is a int: give a tensor"),
+        (lambda: fw.FA(own={-1: torch.zeros(1)}), "own: layer=-1: give 0 or more"),
+        (lambda: fw.FA(own={1: 3}), r"own\[1\]=3: give a tensor"),
         (lambda: fw.Feedback(signal="errors"), "signal 'errors'"),
-        (lambda: fw.Pipeline(credit="feedback", delays=(0,)), "without anything that is fed back"),
-        (lambda: fw.Pipeline(delays=(0,), feedback=fw.Feedback(signal="error")), "signal='error' under credit='chain'"),
-        (lambda: fw.Pipeline(delays=(0,), feedback="error"), "feedback='error': give fw.Feedback"),
+        (lambda: fw.Pipeline(credit="feedback", delays=(0,), micro=2), "micro=2: under credit='feedback'"),
         (
-            lambda: fw.Pipeline(credit="feedback", delays=(0,), micro=2, feedback=fw.Feedback(signal="error")),
-            "micro=2: under credit='feedback'",
-        ),
-        (
-            lambda: fw.Pipeline(
-                credit="feedback", delays=(0,), corrections=[fw.Shrink(0.5)], feedback=fw.Feedback(signal="error")
-            ),
+            lambda: fw.Pipeline(credit="feedback", delays=(0,), corrections=[fw.Shrink(0.5)]),
             "Shrink has no meaning with credit='feedback'",
         ),
     ],

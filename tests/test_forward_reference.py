@@ -264,10 +264,8 @@ def case(name: str, blocks: Blocks = mixed_blocks, options: dict[str, Any] | Non
 
 
 def free(order: str, *delays: int, corrections: Sequence[fw.Correction] = (), **definition: Any) -> Case:
-    tangents = fw.Tangents(direction=direction)
-    made = partial(
-        fw.Pipeline, credit="forward", delays=delays, order=order, tangents=tangents, corrections=corrections
-    )
+    credit = fw.Forward(direction=direction)
+    made = partial(fw.Pipeline, credit=credit, delays=delays, order=order, corrections=corrections)
     return Case(made, len(delays), {"delays": delays, "order": order, **definition})
 
 

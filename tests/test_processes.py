@@ -22,7 +22,7 @@ from torch import nn
 
 import freewheel as fw
 from freewheel.runtime._layout import Layout, compact, described
-from freewheel.stage import Dual
+from freewheel.tangents import Dual
 from rows import OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
 
 HERE = Path(__file__).parent

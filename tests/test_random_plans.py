@@ -128,11 +128,11 @@ forward_pipelines = st.integers(1, 4).flatmap(
 def test_random_forward_pipelines_end_and_see_the_promised_versions(runtime, choices, batches, slack):
     delays = choices["delays"]
     stages = [ForwardCounter() for _ in delays]
-    ones = fw.Tangents(direction=lambda batch, stage, params: {name: torch.ones_like(p) for name, p in params.items()})
+    ones = fw.Forward(direction=lambda batch, stage, params: {name: torch.ones_like(p) for name, p in params.items()})
     try:
         trainer = fw.Trainer(
             stages,
-            method=fw.Pipeline(credit="forward", tangents=ones, **choices),
+            method=fw.Pipeline(credit=ones, **choices),
             loss=lambda out, target: out[0].mean(),
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1 / len(delays), maximize=True),
             runtime=runtime,

@@ -237,8 +237,8 @@ def test_other_nets_equal_reference(net: str, kind: str, steps: int, task: str) 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_free_delays_equal_reference(runtime: str, late: tuple[int, ...]) -> None:
     """Of several sequences that wait for their update, each is forwarded from end to end before the next."""
-    tangents = fw.Tangents(direction=direction)
-    method = fw.Pipeline(credit="forward", delays=late, micro=3, along=1, tangents=tangents)
+    credit = fw.Forward(direction=direction)
+    method = fw.Pipeline(credit=credit, delays=late, micro=3, along=1)
     stages = make_stages("deep", "gru", "steps", 3)
     make_trainer(stages, method, runtime=runtime).fit(make_batches("deep", "steps"), progress=False)
     assert distance(stages, expected("deep", "gru", "steps", late, "sgd")) < CLOSE

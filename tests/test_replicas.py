@@ -128,8 +128,8 @@ FORWARD = {
 @pytest.mark.parametrize("name", FORWARD)
 def test_forward_gradients_are_those_of_pieces_with_their_own_tangents(name, replicas):
     method, delays = FORWARD[name]
-    pieces = fw.Tangents(scale=0.1, each="micro")
-    alone = fw.Pipeline(credit="forward", delays=delays, micro=replicas, tangents=pieces)
+    pieces = fw.Forward(scale=0.1, each="micro")
+    alone = fw.Pipeline(credit=pieces, delays=delays, micro=replicas)
     found = fitted(double(norm=False, drop=0.3), method, pairs(), replicas=replicas)
     wanted = fitted(double(norm=False, drop=0.3), alone, pairs())
     assert max((a - b).abs().max() for a, b in zip(found, wanted)) < 1e-12

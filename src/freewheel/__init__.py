@@ -1,7 +1,20 @@
 """Freewheel: train a network cut into K stages without making the stages wait for each other."""
 
 from freewheel import data, models
-from freewheel.feedback import Feedback
+from freewheel._config import RunConfig
+from freewheel._metrics import accuracy
+from freewheel.corrections import (
+    Accumulate,
+    Correction,
+    DelayCompensation,
+    Discrepancy,
+    Shrink,
+    Site,
+    StalenessStep,
+    Step,
+    map_gradients,
+)
+from freewheel.credit import CREDITS, Aligned, Chain, Credit, Feedback, Forward, Local, Synthetic
 from freewheel.methods import (
     BP,
     DDG,
@@ -38,27 +51,19 @@ from freewheel.methods import (
 from freewheel.plan import Plan, PlanError
 from freewheel.runtime import RUNTIMES, LostError, StageError
 from freewheel.split import Stages, split
-from freewheel.stage import (
-    Accumulate,
-    Correction,
-    DelayCompensation,
-    Discrepancy,
-    Heads,
-    Predictors,
-    Recurrent,
-    Shrink,
-    StalenessStep,
-)
-from freewheel.tangents import Tangents, Transfer
-from freewheel.trainer import Chain, Epoch, EpochEnd, History, LayerUpdates, Score, Trainer, accuracy, alignment
+from freewheel.stage import Recurrent
+from freewheel.tangents import DISTRIBUTIONS, Distribution, Transfer
+from freewheel.trainer import Epoch, EpochEnd, History, LayerUpdates, Score, StageSequence, Trainer, alignment
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BP",
+    "CREDITS",
     "DDG",
     "DFA",
     "DGL",
+    "DISTRIBUTIONS",
     "DNI",
     "DRTP",
     "DSP",
@@ -75,22 +80,26 @@ __all__ = [
     "RUNTIMES",
     "SDFA",
     "Accumulate",
+    "Aligned",
     "AsyncBU",
     "AsyncFGD",
     "AsyncLU",
     "Chain",
     "Correction",
+    "Credit",
     "DelayCompensation",
     "Discrepancy",
+    "Distribution",
     "Epoch",
     "EpochEnd",
     "FGDSync",
     "Feedback",
+    "Forward",
     "GPipe",
-    "Heads",
     "History",
     "Hogwild",
     "LayerUpdates",
+    "Local",
     "LostError",
     "Method",
     "OneFOneB",
@@ -99,19 +108,23 @@ __all__ = [
     "Pipeline",
     "Plan",
     "PlanError",
-    "Predictors",
     "Recurrent",
+    "RunConfig",
     "Score",
     "Shrink",
+    "Site",
     "StageError",
+    "StageSequence",
     "Stages",
     "StalenessStep",
-    "Tangents",
+    "Step",
+    "Synthetic",
     "Trainer",
     "Transfer",
     "accuracy",
     "alignment",
     "data",
+    "map_gradients",
     "method",
     "models",
     "plan",

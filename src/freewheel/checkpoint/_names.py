@@ -32,7 +32,7 @@ def state_by_name(stage: Stage, names: dict[str, str]) -> Content:
         "scheduler": None
         if stage.scheduler is None
         else (type(stage.scheduler).__name__, stage.scheduler.state_dict()),
-        "hooks": [hook.state() for hook in stage.hooks],
+        "corrections": stage.corrections.state(),
         "gradients": {parameters[id(w)]: w.grad for w in stage.weights.live if w.grad is not None},
         "head": stage.head_state(),
     }
@@ -60,8 +60,8 @@ def spread(
         for weight in stage.weights.live:
             weight.grad = to_device(gradients.get(parameters[id(weight)]), stage.device)
         stage.collects = any(weight.grad is not None for weight in stage.weights.live)
-        for hook, remembered in zip(stage.hooks, contents[k]["hooks"] if same else ()):
-            hook.load(to_device(remembered, stage.device))
+        if same:
+            stage.corrections.load(to_device(contents[k]["corrections"], stage.device))
         stage.load_head(contents[k].get("head") if heads else None)
 
 

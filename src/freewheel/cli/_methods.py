@@ -62,11 +62,11 @@ def describe(method: Method) -> dict[str, Any]:
     Order and weights mean nothing without delays, and nothing without backwards.
     """
     pipeline = method.pipeline(STAGES)
-    late = any(pipeline.delays) and pipeline.credit != "forward"
+    late = any(pipeline.delays) and pipeline.credit.name != "forward"
     options = fields(method)  # pyright: ignore[reportArgumentType]
     return {
         "name": method.name,
-        "credit": pipeline.credit,
+        "credit": pipeline.credit.name,
         "stages": STAGES,
         "delays": list(pipeline.delays),
         "order": pipeline.order if late else None,

@@ -8,7 +8,7 @@ from freewheel.cli._job import Job
 from freewheel.cli._output import plural
 from freewheel.cli._plan import locks
 from freewheel.cli._transfer import in_words
-from freewheel.tangents import Tangents
+from freewheel.tangents import TangentOptions
 
 
 def opening(job: Job) -> Iterator[str]:
@@ -32,13 +32,13 @@ def opening(job: Job) -> Iterator[str]:
             f"method   {job.trainer.method.name}: delays {' '.join(map(str, plan.delays))}, "
             f"locks left {', '.join(locks(plan)) or 'none'}"
         )
-    stages, threads = plural(len(job.stages), "stage"), plural(job.trainer.threads, "thread")
-    replicas = f" in each of {job.trainer.replicas} replicas" if job.trainer.replicas > 1 else ""
+    stages, threads = plural(len(job.stages), "stage"), plural(job.trainer.config.threads, "thread")
+    replicas = f" in each of {job.trainer.config.replicas} replicas" if job.trainer.config.replicas > 1 else ""
     who = f"{stages}{replicas}" if race is None else workers
-    yield f"runtime  {job.trainer.runtime}: {who}, {threads} each"
+    yield f"runtime  {job.trainer.config.runtime}: {who}, {threads} each"
     yield f"steps    {settings.optimizer_name}: {values}, {settings.schedule} schedule, seed {settings.seed}"
     if settings.forward:
-        yield f"tangents {tangents_in_words(job.trainer.method.pipeline(len(job.stages)).tangents)}"
+        yield f"tangents {tangents_in_words(job.trainer.method.pipeline(len(job.stages)).credit)}"
     if job.transfer is not None:
         yield f"transfer {in_words(job.transfer)}"
     if settings.resume is not None:
@@ -51,13 +51,13 @@ def opening(job: Job) -> Iterator[str]:
         yield ""
 
 
-def tangents_in_words(tangents: Tangents) -> str:
+def tangents_in_words(tangents: TangentOptions) -> str:
     """One line; with the noisiest choice, also what to try.
 
     Example:
-        >>> tangents_in_words(Tangents(distribution="sphere", tangents=4))
+        >>> tangents_in_words(TangentOptions(distribution="sphere", tangents=4))
         '4 from the sphere in each step, moving weights'
-        >>> tangents_in_words(Tangents())
+        >>> tangents_in_words(TangentOptions())
         '1 gaussian in each step, moving weights; less noise: -o perturb=activations, or -o tangents=4'
     """
     drawn = "from the sphere" if tangents.distribution == "sphere" else tangents.distribution

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +13,6 @@ from freewheel.cli._options import find_method, option_flag
 from freewheel.cli._output import check_file, plural, say
 from freewheel.methods import Method
 from freewheel.plan import Plan, save_picture
-from freewheel.tangents import Tangents
 
 LOCKS = ("forward", "backward", "update")
 
@@ -45,14 +44,14 @@ def plan(
         return
     say(str(drawn))
     say()
-    for line in facts(lasting(chosen, stages), chosen.pipeline(stages).tangents):
+    for line in facts(lasting(chosen, stages)):
         say(line)
 
 
 def lasting(method: Method, stages: int) -> Plan:
     """The method's plan, long enough to have settled: in a short one, nothing has yet piled up or been held back."""
     schedule = method.pipeline(stages).schedule()
-    return freewheel.plan(method, k=stages, batches=2 * (max(schedule.delays) + schedule.lag + stages) + 2)
+    return freewheel.plan(method, k=stages, batches=2 * (max(schedule.delays) + schedule.credit.lag + stages) + 2)
 
 
 def locks(plan: Plan) -> list[str]:
@@ -60,7 +59,7 @@ def locks(plan: Plan) -> list[str]:
     return [lock for lock in LOCKS if lock in plan.locks]
 
 
-def facts(plan: Plan, tangents: Tangents | None = None) -> list[str]:
+def facts(plan: Plan) -> list[str]:
     r"""Delays, locks, and for each stage the most that it holds and the queues behind it.
 
     Example:
@@ -84,10 +83,10 @@ def facts(plan: Plan, tangents: Tangents | None = None) -> list[str]:
         f"delays      {' '.join(map(str, plan.delays))}",
         f"locks left  {', '.join(locks(plan)) or 'none'}",
     ]
-    forward = plan.schedule.credit == "forward"
+    forward = plan.schedule.credit.name == "forward"
     queues = [*(_queues(plan, *lengths) for lengths in plan.schedule.lengths()), "-"]
     if forward:
-        lines.append(f"no graphs; a batch that waits for its derivative keeps {_kept(tangents or Tangents())}")
+        lines.append(f"no graphs; a batch that waits for its derivative keeps {_kept(plan.schedule.credit)}")
         lines += ["", "stage  waiting batches  weight copies  queues to the next stage"]
         for stage, (held, queue) in enumerate(zip(plan.memory(), queues)):
             lines.append(f"{stage:<5}  {plan.delays[stage] + 1:<15}  {held.weights:<13}  {queue}")
@@ -100,16 +99,11 @@ def facts(plan: Plan, tangents: Tangents | None = None) -> list[str]:
 
 def _queues(plan: Plan, up: int, down: int) -> str:
     """What may wait between two stages."""
-    schedule = plan.schedule
-    kinds = {
-        "derivative": schedule.credit == "forward",
-        "error": schedule.sends_errors,
-        "gradient": schedule.sends_gradients,
-    }
-    return ", ".join([plural(up, "activation"), *(plural(down, kind) for kind, sent in kinds.items() if sent)])
+    kinds = [message.noun.split()[-1] for message in plan.schedule.credit.messages]
+    return ", ".join([plural(up, "activation"), *(plural(down, kind) for kind in kinds)])
 
 
-def _kept(tangents: Tangents) -> str:
+def _kept(tangents: Any) -> str:
     """What a batch leaves behind between its forward and its update, under forward gradients."""
     drawn = "the seed of its tangents" if tangents.checkpoint else "its tangents"
     return f"{drawn} and the inputs of Linear and Conv2d layers" if tangents.perturb == "activations" else drawn

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from freewheel._config import check_stragglers
 from freewheel._cores import cores, share
 from freewheel._errors import unknown, whole_number
 from freewheel.cli._options import find_method, read_options, read_slow
@@ -17,7 +18,6 @@ from freewheel.cli._output import check_file
 from freewheel.cli._transfer import TransferFlags
 from freewheel.methods import Method, Pipeline, Racing, Wild, unraced
 from freewheel.runtime import RUNTIMES, check_started, is_one_of_several, is_started, rank_and_size
-from freewheel.trainer import check_slow
 
 # Each optimizer's settings where none are given; those of sgd are tried on digits with delays of up to three batches.
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, float]]] = {
@@ -132,7 +132,7 @@ class Settings:
             epochs=self.epochs,
         )
         self.devices  # noqa: B018
-        check_slow("--slow", self.stragglers, self.stage_count)
+        check_stragglers("--slow", self.stragglers, self.stage_count)
         if self.save_every is not None and self.save_to is None:
             raise ValueError(
                 f"--save-every {self.save_every} without --save-to: name the folder of the checkpoints too"
@@ -226,12 +226,12 @@ class Settings:
     @property
     def forward(self) -> bool:
         """Whether it is a method of forward gradients."""
-        return self.pipeline.credit == "forward"
+        return self.pipeline.credit.name == "forward"
 
     @property
     def fed(self) -> bool:
         """Whether it is a method of fixed random feedback."""
-        return self.pipeline.feedback is not None
+        return self.pipeline.credit.name in ("aligned", "feedback")
 
     @property
     def transfer_flags(self) -> TransferFlags:
@@ -277,14 +277,14 @@ class Settings:
     @property
     def optimizer_name(self) -> str:
         """The optimizer: as asked for, or one that suits the method and the data."""
-        adaptive = self.pipeline.credit in ("forward", "synthetic") or self.fed or self.data.lower() == "imdb"
+        adaptive = self.pipeline.credit.name in ("forward", "synthetic") or self.fed or self.data.lower() == "imdb"
         return ("adam" if adaptive else "sgd") if self.optimizer is None else self.optimizer
 
     def optimizer_settings(self) -> dict[str, float]:
         """What the optimizer is made with."""
         _, takes = OPTIMIZERS[self.optimizer_name]
         if self.forward:
-            takes = {**takes, "lr": FORWARD_LR[self.pipeline.tangents.perturb][self.optimizer_name]}
+            takes = {**takes, "lr": FORWARD_LR[self.pipeline.credit.perturb][self.optimizer_name]}
         if self.fed:
             takes = {**takes, "lr": FEEDBACK_LR[self.optimizer_name]}
         given = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}

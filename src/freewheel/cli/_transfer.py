@@ -60,7 +60,7 @@ class TransferFlags:
 def with_schedule(method: Method, schedule: Transfer) -> Method:
     """The method, with this schedule for a scale."""
     if isinstance(method, Pipeline):
-        return replace(method, tangents=replace(method.tangents, scale=schedule))
+        return replace(method, credit=replace(method.credit, scale=schedule))
     return replace(method, scale=schedule)  # pyright: ignore[reportArgumentType]
 
 

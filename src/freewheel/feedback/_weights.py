@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from freewheel._seeds import seed_of
-from freewheel.feedback._config import Feedback
+from freewheel.feedback._options import FeedbackOptions
 
 _FEEDBACK = -1  # in a seed: tells feedback weights from all else that is drawn
 
@@ -20,21 +20,21 @@ class FeedbackWeights:
     They are drawn in float64 on the CPU, so that all devices and dtypes have the same ones.
 
     Example:
-        >>> weights = FeedbackWeights(Feedback(signal="error"), seed=0)
+        >>> weights = FeedbackWeights(FeedbackOptions(), seed=0)
         >>> first = weights.of(1, (3, 4), torch.zeros(1))
-        >>> again = FeedbackWeights(Feedback(signal="error"), seed=0).of(1, (3, 4), torch.zeros(1))
+        >>> again = FeedbackWeights(FeedbackOptions(), seed=0).of(1, (3, 4), torch.zeros(1))
         >>> torch.equal(first, again), bool(first.abs().max() <= (6 / 4) ** 0.5)
         (True, True)
     """
 
-    def __init__(self, feedback: Feedback, seed: int) -> None:
-        self._feedback, self._seed = feedback, seed
+    def __init__(self, options: FeedbackOptions, seed: int) -> None:
+        self._options, self._seed = options, seed
         self._drawn: dict[int, Tensor] = {}
 
     def of(self, layer: int, shape: Sequence[int], like: Tensor) -> Tensor:
         """Those of a layer by its number, on the device and in the dtype of `like`."""
         if layer not in self._drawn:
-            own = self._feedback.own or {}
+            own = self._options.own or {}
             weights = own[layer].detach() if layer in own else self._draw(layer, shape)
             if tuple(weights.shape) != tuple(shape):
                 raise ValueError(
@@ -45,7 +45,7 @@ class FeedbackWeights:
         return self._drawn[layer]
 
     def _draw(self, layer: int, shape: Sequence[int]) -> Tensor:
-        bound = self._feedback.bound
+        bound = self._options.bound
         if bound is None:
             bound = math.sqrt(6 / max(1, math.prod(shape[1:])))
         generator = torch.Generator().manual_seed(seed_of(self._seed, _FEEDBACK, layer))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-from freewheel._errors import unknown, whole_number
-from freewheel.feedback import Feedback
-from freewheel.plan import CREDITS, ORDERS, WEIGHTS, Credit, Order, Schedule, Weights
+from freewheel._config import RunConfig
+from freewheel._errors import of_type, one_of, whole_number
+from freewheel.corrections import Correction
+from freewheel.credit import Chain, Credit, find_credit
+from freewheel.plan import ORDERS, WEIGHTS, Order, Schedule, WeightPolicy
 from freewheel.runtime import RUNTIMES, Outcome, Run
-from freewheel.stage import Correction, Heads, Predictors
-from freewheel.tangents import Tangents
 
 
 class Method(ABC):
@@ -37,8 +37,8 @@ class Method(ABC):
         """How many workers compute at the same time, given the number of stages of all replicas."""
         return stages
 
-    def check_run(self, runtime: str, **given: bool) -> None:  # noqa: B027
-        """Refuses a runtime, and options that were given, which this method cannot do anything with."""
+    def check_run(self, config: RunConfig) -> None:  # noqa: B027
+        """Refuses a runtime, and options, that make no sense with this method."""
 
     def check_checkpoints(self, what: str) -> None:  # noqa: B027
         """Refuses checkpoints in the middle of a fit; `what` says what was asked for."""
@@ -53,22 +53,18 @@ class Pipeline(Method):
     """A free combination of credit, delays, order, weights and corrections.
 
     Args:
-        credit: Where a stage's learning signal comes from: `chain`, the gradient from the next stage; `forward`, a
-            directional derivative from the last one; `local`, a head of its own; `synthetic`, a predicted gradient; or
-            `feedback`, the error at the output, or the target.
+        credit: Where a stage's learning signal comes from: `fw.Chain()`, the gradient of the next stage;
+            `fw.Forward()`, a directional derivative from the last one; `fw.Local()`, a head of its own;
+            `fw.Synthetic()`, a predicted gradient; `fw.Feedback()`, the error at the output; `fw.Aligned()`, the chain
+            rule through random weights; or the name of one of these.
         delays: For each stage, how many batches it has forwarded beyond the one it learns from; never increasing.
         order: Whether a round begins with its `forward` or with its `backward`.
         weights: Which weights a late backward sees: `stash` (those of its forward), `recompute` (the newest, the
             forward redone), `current` (the newest, with the stored activations) or `predict` (the forward runs on
             predicted ones, and the backward on the same).
         corrections: Transforms of the gradient or of the step, applied in this order.
-        tangents: The directions of forward gradients, under `credit="forward"`.
-        heads: The heads, under `credit="local"`.
-        predictors: The predictors of gradients, under `credit="synthetic"`.
-        feedback: What goes through fixed random weights, under `credit="feedback"`; or the gradient of each layer, with
-            `fw.Feedback(signal="gradient")` under `chain`.
-        micro: Micro-batches a batch is cut into; more than one needs zero delays under `chain`.
-        along: The dimension they are cut along: 0, the samples; 1, time (under `forward`).
+        micro: Micro-batches a batch is cut into; more than one needs zero delays under the chain rule.
+        along: The dimension they are cut along: 0, the samples; 1, time (under `fw.Forward`).
         ahead: With micro-batches, how many each stage forwards before it goes backward; all of them by default.
         turns: Whether each stage waits until all later ones have forwarded the batch.
         queues: For each boundary, the lengths of the activation and the gradient queue; enough by default.
@@ -80,19 +76,17 @@ class Pipeline(Method):
         >>> stale = fw.Pipeline(delays=(3, 1, 0), order="backward", corrections=[fw.DelayCompensation(0.1)])
         >>> fw.plan(stale, k=3, batches=9).versions(stage=0, batch=5)
         Versions(forward=3, backward=3)
+        >>> fw.Pipeline(credit=fw.Forward(tangents=4), delays=(1, 0)).credit.tangents
+        4
     """
 
     name: ClassVar[str] = "pipeline"
 
-    credit: Credit = "chain"
+    credit: Credit = field(default_factory=Chain)
     delays: Sequence[int]
     order: Order = "forward"
-    weights: Weights = "stash"
+    weights: WeightPolicy = "stash"
     corrections: Sequence[Correction] = ()
-    tangents: Tangents = field(default_factory=Tangents)
-    heads: Heads = field(default_factory=Heads)
-    predictors: Predictors = field(default_factory=Predictors)
-    feedback: Feedback | None = None
     micro: int = 1
     along: Literal[0, 1] = 0
     ahead: Sequence[int] = ()
@@ -102,22 +96,11 @@ class Pipeline(Method):
     cell: Literal["action", "round"] = "action"
 
     def __post_init__(self) -> None:
-        for kind, value, known in (
-            ("credit", self.credit, CREDITS),
-            ("order", self.order, ORDERS),
-            ("weights", self.weights, WEIGHTS),
-        ):
-            if value not in known:
-                raise unknown(kind, value, known)
+        object.__setattr__(self, "credit", find_credit(self.credit))
+        one_of("order", self.order, ORDERS)
+        one_of("weights", self.weights, WEIGHTS)
         object.__setattr__(self, "delays", whole_numbers("delays", self.delays))
         object.__setattr__(self, "ahead", whole_numbers("ahead", self.ahead))
-        if not isinstance(self.corrections, Sequence):
-            raise TypeError(f"corrections={self.corrections!r}: give a list of them, such as [fw.Shrink(0.5)]")
-        object.__setattr__(self, "corrections", tuple(self.corrections))
-        pairs = isinstance(self.queues, Sequence) and all(isinstance(q, Sequence) and len(q) == 2 for q in self.queues)
-        if not pairs:
-            raise TypeError(f"queues={self.queues!r}: give a pair of lengths for each boundary, such as [(2, 2)]")
-        object.__setattr__(self, "queues", tuple(whole_numbers("queues", pair) for pair in self.queues))
         for k, (here, after) in enumerate(zip(self.delays, self.delays[1:])):
             if after > here:
                 raise ValueError(
@@ -125,78 +108,34 @@ class Pipeline(Method):
                     "whose signal comes through it; delays must never increase"
                 )
         whole_number("micro", self.micro, least=1)
-        if self.credit == "chain" and self.micro > 1 and any(self.delays):
-            raise ValueError(f"micro={self.micro}: micro-batches need zero delays, not delays={tuple(self.delays)}")
-        if self.along not in (0, 1) or (self.along and self.credit != "forward"):
+        if self.along not in (0, 1) or (self.along and self.credit.family != "forward"):
             raise ValueError(f"along={self.along!r}: give 0, the samples, or under credit='forward' 1, time")
-        for name, kind, credit, of in (
-            ("tangents", Tangents, "forward", "forward gradients"),
-            ("heads", Heads, "local", "local losses"),
-            ("predictors", Predictors, "synthetic", "synthetic gradients"),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, kind):
-                raise TypeError(f"{name}={value!r}: give fw.{kind.__name__}(...)")
-            if self.credit != credit and value != kind():
-                raise ValueError(f"{name} without {of}: they belong to credit={credit!r}")
-        if self.credit == "forward" and self.weights != "stash":
-            raise ValueError(f"weights={self.weights!r}: under credit='forward' no backward sees weights; leave it out")
-        if self.credit in ("local", "synthetic"):
-            self._check_at_once()
-        self._check_feedback()
+        self._check_queues()
+        self.credit.check(self)
+        self._check_corrections()
+
+    def _check_queues(self) -> None:
+        hint = "give a pair of lengths for each boundary, such as [(2, 2)]"
+        pairs = [of_type("queues", pair, Sequence, hint) for pair in of_type("queues", self.queues, Sequence, hint)]
+        if any(len(pair) != 2 for pair in pairs):
+            raise TypeError(f"queues={self.queues!r}: {hint}")
+        object.__setattr__(self, "queues", tuple(whole_numbers("queues", pair) for pair in pairs))
         if any(min(pair) < 1 for pair in self.queues):
             raise ValueError(f"queues={tuple(self.queues)}: every queue needs a length of 1 or more")
+
+    def _check_corrections(self) -> None:
+        given = of_type("corrections", self.corrections, Sequence, "give a list of them, such as [fw.Shrink(0.5)]")
+        object.__setattr__(self, "corrections", tuple(given))
         for correction in self.corrections:
-            if not isinstance(correction, Correction):
-                raise TypeError(f"corrections holds a {type(correction).__name__}: give for instance fw.Shrink(0.5)")
-            if self.credit not in correction.credits:
-                raise ValueError(
-                    f"{type(correction).__name__} has no meaning with credit={self.credit!r}: leave it out"
-                )
+            kind = type(correction).__name__
+            of_type("corrections", correction, Correction, "give a list of them, such as [fw.Shrink(0.5)]")
+            if self.credit.family not in correction.credits:
+                raise ValueError(f"{kind} has no meaning with credit={self.credit.name!r}: leave it out")
             if correction.weights and self.weights not in correction.weights:
                 raise ValueError(
-                    f"{type(correction).__name__} has no meaning with weights={self.weights!r}: "
+                    f"{kind} has no meaning with weights={self.weights!r}: "
                     f"use weights={' or '.join(map(repr, correction.weights))}"
                 )
-
-    def _check_at_once(self) -> None:
-        """Where a stage has its own signal it learns at once: there is nothing late, and nothing in pieces."""
-        for name, value, plain in (
-            ("delays", tuple(self.delays), (0,) * len(self.delays)),
-            ("micro", self.micro, 1),
-            ("weights", self.weights, "stash"),
-        ):
-            if value != plain:
-                raise ValueError(
-                    f"{name}={value!r}: under credit={self.credit!r} a stage learns from a batch at once; use "
-                    f"{name}={plain!r}"
-                )
-
-    def _check_feedback(self) -> None:
-        if self.feedback is not None and not isinstance(self.feedback, Feedback):
-            raise TypeError(f"feedback={self.feedback!r}: give fw.Feedback(...)")
-        direct = self.feedback is not None and self.feedback.signal != "gradient"
-        if self.credit == "feedback" and not direct:
-            raise ValueError(
-                "credit='feedback' without anything that is fed back: give feedback=fw.Feedback(signal='error'), or "
-                "'sign' or 'target'"
-            )
-        if self.feedback is not None and self.credit != ("feedback" if direct else "chain"):
-            raise ValueError(
-                f"feedback with signal={self.feedback.signal!r} under credit={self.credit!r}: 'gradient' goes with "
-                "'chain', the others with 'feedback'"
-            )
-        if self.credit == "feedback" and self.micro > 1:
-            raise ValueError(f"micro={self.micro}: under credit='feedback' a batch is taken whole; leave it out")
-
-    @property
-    def _taught(self) -> bool:
-        """Whether every stage learns from the targets themselves."""
-        return (
-            self.credit == "local"
-            or (self.credit == "synthetic" and self.predictors.labels)
-            or (self.credit == "feedback" and self.feedback is not None and self.feedback.signal == "target")
-        )
 
     def pipeline(self, k: int) -> Pipeline:
         """Itself, if it is made for k stages."""
@@ -208,9 +147,9 @@ class Pipeline(Method):
             raise ValueError(f"ahead={tuple(self.ahead)} is for {len(self.ahead)} stages, but there are {k}")
         return self
 
-    def schedule(self, *, slack: int = 0, norms: bool = False, replicas: int = 1, joined: bool = False) -> Schedule:
-        """What the builders of plans need to know of it; `joined` where the stages cut a block of layers in two."""
-        chain = self.credit == "chain"
+    def schedule(self, *, slack: int = 0, norms: bool = False, replicas: int = 1) -> Schedule:
+        """Returns what the builders of plans need of it."""
+        flushes = self.credit.family == "chain" and self.micro > 1
         schedule = Schedule(
             name=self.title,
             credit=self.credit,
@@ -219,24 +158,28 @@ class Pipeline(Method):
             weights=self.weights,
             micro=self.micro,
             along=self.along,
-            ahead=tuple(self.ahead) or ((self.micro,) * len(self.delays) if chain and self.micro > 1 else ()),
+            ahead=tuple(self.ahead) or ((self.micro,) * len(self.delays) if flushes else ()),
             turns=self.turns,
             norms=norms,
             queues=tuple(self.queues),
-            taught=self._taught,
-            lag=self.predictors.lag if self.credit == "synthetic" else 0,
-            joined=joined,
             replicas=replicas,
             cell=self.cell,
         )
         return schedule.with_slack(slack) if slack else schedule
 
 
+def shared_options(method: Any, options: type[Any]) -> dict[str, Any]:
+    """The options that a preset shares with its credit, by name."""
+    return {f.name: getattr(method, f.name) for f in fields(options)}
+
+
 def whole_numbers(name: str, values: object) -> tuple[int, ...]:
     """The values as a tuple, if they are whole numbers from 0 on; one clear line otherwise."""
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise TypeError(f"{name}={values!r}: give one whole number for each stage, such as {name}=(2, 1, 0)")
-    for value in values:
+    hint = f"give one whole number for each stage, such as {name}=(2, 1, 0)"
+    if isinstance(values, str):
+        raise TypeError(f"{name}={values!r}: {hint}")
+    given = tuple(of_type(name, values, Sequence, hint))
+    for value in given:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{name}={tuple(values)}: {value!r} is not a whole number from 0 on")
-    return tuple(values)
+            raise ValueError(f"{name}={given}: {value!r} is not a whole number from 0 on")
+    return given

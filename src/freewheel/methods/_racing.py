@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from freewheel._config import RunConfig
 from freewheel.methods._method import Method, Pipeline
 from freewheel.methods.backprop import BP
 
@@ -42,6 +43,45 @@ class Racing(Method):
     @abstractmethod
     def total_workers(self) -> int:
         """How many workers compute at the same time."""
+
+    planned: ClassVar[bool] = False
+
+    def stage_pipeline(self, k: int) -> Pipeline:
+        return BP().pipeline(k)
+
+    def workers(self, stages: int) -> int:
+        return self.total_workers
+
+    def check_run(self, config: RunConfig) -> None:
+        """Workers that race have no stages to shape and no order of updates to promise anything about."""
+        if config.runtime not in self.runtimes:
+            raise ValueError(
+                f"runtime={config.runtime!r} with {self.name}: it runs on {' or '.join(map(repr, self.runtimes))}"
+            )
+        if self.replay is not None and config.runtime != "simulate":
+            raise ValueError(
+                f"replay with runtime={config.runtime!r}: a recording is followed under runtime='simulate' alone"
+            )
+        given = {
+            "replicas": config.replicas != 1,
+            "clip": config.clip is not None,
+            "autocast": config.autocast is not None,
+            "slack": config.slack != 0,
+            "slow": bool(config.slow),
+        }
+        for name, is_given in given.items():
+            if is_given:
+                raise ValueError(
+                    f"{name} with {self.name}: a method that races on shared weights has none; leave it out"
+                )
+
+    def check_checkpoints(self, what: str) -> None:
+        raise ValueError(f"{what} with {self.name}: a race cannot be taken up in its middle")
+
+    def runner(self, runtime, blueprints):
+        from freewheel.racing import runtime_of
+
+        return runtime_of(self, runtime, blueprints)
 
     def pipeline(self, k: int) -> Pipeline:
         """Refused: there is nothing to plan."""

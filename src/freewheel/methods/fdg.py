@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from freewheel._errors import unknown
+from freewheel.corrections import Shrink
 from freewheel.methods._method import Method, Pipeline
 from freewheel.plan import ORDERS, Order
-from freewheel.stage import Shrink
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ as in Frenkel et al.; n is the number of weights in B_l that share a first index
 
 `fa` has the plan of `bp`:
 
-    plan fa: delays=0,0 batches=2
+    plan fa: credit=aligned delays=0,0 batches=2
     time     0     1     2      3      4     5     6      7
     stage 0  F0@0  .     .      B0@0!  F1@1  .     .      B1@1!
     stage 1  .     F0@0  B0@0!  .      .     F1@1  B1@1!  .
@@ -43,7 +43,7 @@ in the papers, the forward and the update lock remain:
 
 `drtp` needs targets alone. No stage waits for a later one, and no lock remains without any delay:
 
-    plan drtp: credit=feedback delays=0,0 taught=yes batches=3
+    plan drtp: credit=feedback signal=target delays=0,0 batches=3
     time     0     1      2      3      4      5      6
     stage 0  F0@0  B0@0!  F1@1   B1@1!  F2@2   B2@2!  .
     stage 1  .     F0@0   B0@0!  F1@1   B1@1!  F2@2   B2@2!
@@ -51,52 +51,43 @@ in the papers, the forward and the update lock remain:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from freewheel.feedback import Feedback, Signal
-from freewheel.methods._method import Method, Pipeline
-from freewheel.plan import Credit
+from freewheel._errors import of_type
+from freewheel.credit import Aligned, Credit, Feedback, Signal
+from freewheel.feedback import FeedbackOptions
+from freewheel.methods._method import Method, Pipeline, shared_options
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Fed(Method):
-    """The options that all four share; see `fw.Feedback`."""
+class _FeedbackMethod(FeedbackOptions, Method):
+    """The options that all four share are those of `FeedbackOptions`."""
 
     signal: ClassVar[Signal]
 
-    bound: float | None = None
-    own: Mapping[int, Tensor] | None = None
+    def _credit(self) -> Credit:
+        return Feedback(signal=self.signal, **shared_options(self, FeedbackOptions))
 
-    def __post_init__(self) -> None:
-        self._feedback()
-
-    def _feedback(self) -> Feedback:
-        return Feedback(signal=self.signal, bound=self.bound, own=self.own)
-
-    def _pipeline(self, k: int, *, late: bool) -> Pipeline:
-        credit: Credit = "chain" if self.signal == "gradient" else "feedback"
-        delays = tuple(range(k - 1, -1, -1)) if late else (0,) * k
-        return Pipeline(title=self.name, credit=credit, delays=delays, feedback=self._feedback())
+    def pipeline(self, k: int) -> Pipeline:
+        """Zero delays."""
+        return Pipeline(title=self.name, credit=self._credit(), delays=(0,) * k)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Pipelined(_Fed):
+class _Pipelined(_FeedbackMethod):
     """Those that wait for later stages, unless they learn late."""
 
     pipelined: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.pipelined, bool):
-            raise TypeError(f"pipelined={self.pipelined!r}: give True or False")
+        of_type("pipelined", self.pipelined, bool, "give True or False")
 
     def pipeline(self, k: int) -> Pipeline:
         """Zero delays, or K-1-k."""
-        return self._pipeline(k, late=self.pipelined)
+        delays = tuple(range(k - 1, -1, -1)) if self.pipelined else (0,) * k
+        return Pipeline(title=self.name, credit=self._credit(), delays=delays)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +101,9 @@ class FA(_Pipelined):
     """
 
     name: ClassVar[str] = "fa"
-    signal = "gradient"
+
+    def _credit(self) -> Credit:
+        return Aligned(**shared_options(self, FeedbackOptions))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +135,7 @@ class SDFA(_Pipelined):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DRTP(_Fed):
+class DRTP(_FeedbackMethod):
     """Direct random target projection: the target goes to every layer, and no stage waits. No lock remains.
 
     Args:
@@ -152,7 +145,3 @@ class DRTP(_Fed):
 
     name: ClassVar[str] = "drtp"
     signal = "target"
-
-    def pipeline(self, k: int) -> Pipeline:
-        """Zero delays."""
-        return self._pipeline(k, late=False)

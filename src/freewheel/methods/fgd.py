@@ -57,48 +57,26 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from freewheel._errors import whole_number
-from freewheel.methods._method import Method, Pipeline
-from freewheel.tangents import Direction, Distribution, Perturb, Scale, Tangents
+from freewheel.credit import Forward
+from freewheel.methods._method import Method, Pipeline, shared_options
+from freewheel.tangents import TangentOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Forward(Method):
-    """The options that all forward gradients share; see `fw.Tangents`."""
+class _ForwardMethod(TangentOptions, Method):
+    """The options that all forward gradients share are those of `TangentOptions`."""
 
-    distribution: Distribution = "gaussian"
-    tangents: int = 1
-    checkpoint: bool = True
-    direction: Direction | None = None
-    scale: Scale = 1.0
-    perturb: Perturb = "weights"
-    compile: bool = False
-
-    def __post_init__(self) -> None:
-        self._tangents()
-
-    def _tangents(self, each: Literal["batch", "micro"] = "batch") -> Tangents:
-        return Tangents(
-            distribution=self.distribution,
-            tangents=self.tangents,
-            checkpoint=self.checkpoint,
-            direction=self.direction,
-            scale=self.scale,
-            perturb=self.perturb,
-            compile=self.compile,
-            each=each,
-        )
-
-    def _pipeline(self, **choices: Any) -> Pipeline:
-        choices.setdefault("tangents", self._tangents())
-        return Pipeline(title=self.name, credit="forward", **choices)
+    def _pipeline(self, each: Literal["batch", "micro"] = "batch", **choices: Any) -> Pipeline:
+        credit = Forward(each=each, **shared_options(self, TangentOptions))
+        return Pipeline(title=self.name, credit=credit, **choices)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FGD(_Forward):
+class FGD(_ForwardMethod):
     """Forward gradients, one stage at a time. The forward and the update lock remain.
 
     Args:
-        distribution: What tangents are drawn from: `gaussian`, `rademacher` (±1) or `sphere` (of radius √d).
+        distribution: What tangents are drawn from: `gaussian`, `rademacher` (±1), `sphere` (radius √d), or an object.
         tangents: How many of them a step averages.
         checkpoint: Whether only their seeds are kept until the update.
         direction: A function of (batch, stage, parameters by name) that gives one's own tangents, by name.
@@ -122,7 +100,7 @@ class FGD(_Forward):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FGDMP(_Forward):
+class FGDMP(_ForwardMethod):
     """Forward gradients with the stages on workers of their own, still one at a time: `fgd` by its plan."""
 
     name: ClassVar[str] = "fgd-mp"
@@ -133,7 +111,7 @@ class FGDMP(_Forward):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FGDSync(_Forward):
+class FGDSync(_ForwardMethod):
     """Forward gradients in a synchronous pipeline of micro-batches. The update lock remains.
 
     Args:
@@ -154,7 +132,7 @@ class FGDSync(_Forward):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FGDDP(_Forward):
+class FGDDP(_ForwardMethod):
     """Data-parallel forward gradients: each piece of the batch has tangents of its own. The update lock remains.
 
     One set of weights sees all pieces in turn. With `fw.Trainer(replicas=R)` each piece has a pipeline of its own, and
@@ -169,10 +147,10 @@ class FGDDP(_Forward):
     replicas: int = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         whole_number("replicas", self.replicas, least=1)
         if self.direction is not None:
             raise ValueError("direction with 'fgd-dp': every replica has tangents of its own; use 'fgd-sync' or 'fgd'")
-        self._tangents("micro")
 
     def over(self, replicas: int) -> FGDDP:
         """A piece is a replica's."""
@@ -187,11 +165,11 @@ class FGDDP(_Forward):
 
     def pipeline(self, k: int) -> Pipeline:
         """Zero delays, micro-batches with their own tangents."""
-        return self._pipeline(delays=(0,) * k, micro=self.replicas, tangents=self._tangents("micro"))
+        return self._pipeline("micro", delays=(0,) * k, micro=self.replicas)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsyncFGD(_Forward):
+class AsyncFGD(_ForwardMethod):
     """Forward gradients, pipelined with stale weights. No lock remains.
 
     Args:

@@ -28,8 +28,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from freewheel.corrections import Discrepancy, StalenessStep
 from freewheel.methods._method import Method, Pipeline
-from freewheel.stage import Discrepancy, StalenessStep
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,35 +1,48 @@
 """Plans: what each stage does, in order, as data that is built, checked, drawn and read back."""
 
-from freewheel.plan._actions import DIRECTION, Action, Op
-from freewheel.plan._check import PlanError
-from freewheel.plan._clock import capacity, channel_of
+from freewheel.plan._actions import ACTIVATION, CLIP, GRADIENT, NORMS, SHARE, TURN, Action, Message, Op, Unit
+from freewheel.plan._check import PlanError, StageRules
+from freewheel.plan._clock import capacity, routes
+from freewheel.plan._credit import CREDITS, PlanCredit
 from freewheel.plan._cut import in_flight, rest
 from freewheel.plan._draw import parse
 from freewheel.plan._picture import save_picture
 from freewheel.plan._plan import Memory, Plan, Versions
-from freewheel.plan._schedule import CREDITS, ORDERS, WEIGHTS, Credit, Order, Schedule, Weights
-from freewheel.plan._streams import stream
+from freewheel.plan._schedule import ORDERS, WEIGHTS, Order, Schedule, WeightPolicy
+from freewheel.plan._streams import delayed, flushed, followed_up, forward_only, stream
 
 __all__ = [
+    "ACTIVATION",
+    "CLIP",
     "CREDITS",
-    "DIRECTION",
+    "GRADIENT",
+    "NORMS",
     "ORDERS",
+    "SHARE",
+    "TURN",
     "WEIGHTS",
     "Action",
-    "Credit",
     "Memory",
+    "Message",
     "Op",
     "Order",
     "Plan",
+    "PlanCredit",
     "PlanError",
     "Schedule",
+    "StageRules",
+    "Unit",
     "Versions",
-    "Weights",
+    "WeightPolicy",
     "capacity",
-    "channel_of",
+    "delayed",
+    "flushed",
+    "followed_up",
+    "forward_only",
     "in_flight",
     "parse",
     "rest",
+    "routes",
     "save_picture",
     "stream",
 ]

@@ -1,98 +1,162 @@
 """The instructions of a plan: what a stage can do, and how each is written.
 
-| token     | meaning                                                                  |
-| --------- | ------------------------------------------------------------------------ |
-| `F3@1`    | forward batch 3 with weights of version 1                                |
-| `R3@3`    | redo that forward on the stored input, now with version 3                |
-| `B3@1`    | backward of batch 3, the derivative taken at version 1                   |
-| `U3@3`    | update number 3, applied to version 3 (and so making version 4)          |
-| `S3@3`    | fit number 3 of the predictor of gradients, to what has come for batch 3 |
-| `a3>` `>a3` | send / receive the activations of batch 3 (to / from the neighbours)   |
-| `g3>` `>g3` | send / receive the gradient of batch 3 with respect to the activations |
-| `d3>` `>d3` | the directional derivative of batch 3, going from the last stage to the first |
-| `e3>` `>e3` | the error of batch 3 at the output, going from the last stage to the first  |
-| `t3>` `>t3` | pass the turn: batch 3 has been forwarded by every later stage         |
-| `n3>` `>n3` | gradient norms of this stage and all later ones, going to stage 0      |
-| `c3>` `>c3` | the clipping coefficient made from them, going to the last stage       |
-| `r3>` `>r3` | this replica's share of update 3, going to the stage's other replicas / theirs |
+| token       | meaning                                                                       |
+| ----------- | ----------------------------------------------------------------------------- |
+| `F3@1`      | forward batch 3 with weights of version 1                                     |
+| `R3@3`      | redo that forward on the stored input, now with version 3                     |
+| `B3@1`      | backward of batch 3, the derivative taken at version 1                        |
+| `U3@3`      | update number 3, applied to version 3, which makes version 4                  |
+| `a3>` `>a3` | send / receive the activations of batch 3 (to / from the neighbours)          |
+| `g3>` `>g3` | send / receive the gradient of batch 3 with respect to the activations        |
+| `t3>` `>t3` | pass the turn: batch 3 has been forwarded by every later stage                |
+| `n3>` `>n3` | gradient norms of this stage and all later ones, towards stage 0              |
+| `c3>` `>c3` | the global norm made from them, for clipping, towards the last stage          |
+| `r3>` `>r3` | all-reduce of update 3: this replica's contribution / those of the others     |
 
-A micro-batch follows its batch after a dot: `F3.1@1`.
+A micro-batch follows its batch after a dot: `F3.1@1`. Work has an upper-case letter, a message a lower-case one. A
+credit may add its own: see `freewheel.credit`.
 """
 
 from __future__ import annotations
 
 import re
-from enum import Enum
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
+
+Unit = tuple[int, int]  # batch, micro-batch
 
 
-class Op(Enum):
-    """What a stage can do; the value is the text around the batch number."""
+class Op:
+    """What a stage can do, by the text around the batch number. There is one object for each text.
 
-    FORWARD = "F"
-    RECOMPUTE = "R"
-    BACKWARD = "B"
-    UPDATE = "U"
-    FIT = "S"
-    SEND_ACTIVATION = "a>"
-    RECEIVE_ACTIVATION = ">a"
-    SEND_GRADIENT = "g>"
-    RECEIVE_GRADIENT = ">g"
-    SEND_DERIVATIVE = "d>"
-    RECEIVE_DERIVATIVE = ">d"
-    SEND_ERROR = "e>"
-    RECEIVE_ERROR = ">e"
-    SEND_TURN = "t>"
-    RECEIVE_TURN = ">t"
-    SEND_NORMS = "n>"
-    RECEIVE_NORMS = ">n"
-    SEND_CLIP = "c>"
-    RECEIVE_CLIP = ">c"
-    SEND_SHARE = "r>"
-    RECEIVE_SHARES = ">r"
+    Args:
+        value: An upper-case letter for work (`F`), or a lower-case one with an arrow for a message (`a>`, `>a`).
+        noun: What errors call it.
+        ticks: Whether a timeline gives it a column of its own.
 
-    # Enum members are compared by identity, so that looking an action up costs no hashing of strings.
-    __hash__ = object.__hash__
+    Example:
+        >>> Op("F") is Op.FORWARD, Op(">g").channel, Op("g>").is_send
+        (True, 'g', True)
+    """
 
-    @property
-    def is_send(self) -> bool:
-        """Whether this op puts a message into a channel."""
-        return self.value.endswith(">")
+    __slots__ = ("channel", "is_compute", "is_receive", "is_send", "noun", "ticks", "value")
+    _known: ClassVar[dict[str, Op]] = {}
 
-    @property
-    def is_receive(self) -> bool:
-        """Whether this op takes a message out of a channel."""
-        return self.value.startswith(">")
+    FORWARD: ClassVar[Op]
+    RECOMPUTE: ClassVar[Op]
+    BACKWARD: ClassVar[Op]
+    UPDATE: ClassVar[Op]
 
-    @property
-    def is_compute(self) -> bool:
-        """Whether this op is work rather than a message."""
-        return ">" not in self.value
+    value: str
+    noun: str
+    ticks: bool
+    channel: str  # the letter of the channel that a message travels on
+    is_send: bool
+    is_receive: bool
+    is_compute: bool
 
-    @property
-    def channel(self) -> str:
-        """The letter of the channel a message travels on: `a`, `g`, `d`, `e`, `t`, `n`, `c` or `r`."""
-        return self.value.strip(">")
+    def __new__(cls, value: str, noun: str = "", *, ticks: bool = False) -> Op:
+        if value in cls._known:
+            return cls._known[value]
+        if not noun:
+            raise ValueError(f"there is no op {value!r}")
+        op = cls._known[value] = super().__new__(cls)
+        op.value, op.noun, op.ticks = value, noun, ticks
+        op.is_send, op.is_receive = value.endswith(">"), value.startswith(">")
+        op.is_compute = not (op.is_send or op.is_receive)
+        op.channel = value.strip(">")
+        return op
+
+    @classmethod
+    def known(cls) -> list[Op]:
+        """All ops there are, those that credits have added included."""
+        return list(cls._known.values())
+
+    def __reduce__(self) -> tuple[Callable[..., Op], tuple[str, str, bool]]:
+        return _op, (self.value, self.noun, self.ticks)
+
+    def __repr__(self) -> str:
+        return f"Op({self.value!r})"
 
 
-# The way each kind of message travels: +1 towards the last stage, -1 towards the first, 0 to the same stage elsewhere.
-DIRECTION = {"a": +1, "g": -1, "d": -1, "e": -1, "t": -1, "n": -1, "c": +1, "r": 0}
+def _op(value: str, noun: str, ticks: bool) -> Op:
+    """An op that has been pickled."""
+    return Op(value, noun, ticks=ticks)
+
+
+Op.FORWARD = Op("F", "forward", ticks=True)
+Op.RECOMPUTE = Op("R", "recomputation", ticks=True)
+Op.BACKWARD = Op("B", "backward", ticks=True)
+Op.UPDATE = Op("U", "update")
+
+
+class Message:
+    """A kind of message between neighbouring stages.
+
+    Args:
+        letter: Its letter in plans.
+        noun: What errors call it.
+        way: Where it goes: +1 to the next stage, -1 to the one before, 0 to the other replicas of the stage.
+        made_by: The op that makes it; for one that is relayed, at the stage that it starts from.
+        needed_by: The op that waits for it.
+        relayed: Whether a stage passes on what it receives, before it uses it itself.
+    """
+
+    __slots__ = ("letter", "made_by", "needed_by", "noun", "receive", "relayed", "send", "way")
+
+    def __init__(
+        self,
+        letter: str,
+        noun: str,
+        *,
+        way: int,
+        made_by: Op | None = None,
+        needed_by: Op | None = None,
+        relayed: bool = False,
+    ) -> None:
+        self.letter, self.noun, self.way, self.relayed = letter, noun, way, relayed
+        self.made_by, self.needed_by = made_by, needed_by
+        self.send, self.receive = Op(f"{letter}>", f"send of the {noun}"), Op(f">{letter}", f"receipt of the {noun}")
+
+    def arrives(self, *, first: bool, last: bool) -> bool:
+        """Whether it reaches a stage in this place from a neighbour."""
+        return not (first if self.way > 0 else last)
+
+    def leaves(self, *, first: bool, last: bool) -> bool:
+        """Whether a stage in this place sends it to a neighbour."""
+        return not (last if self.way > 0 else first)
+
+    def __repr__(self) -> str:
+        return f"Message({self.letter!r})"
+
+
+ACTIVATION = Message("a", "activation", way=+1, made_by=Op.FORWARD, needed_by=Op.FORWARD)
+GRADIENT = Message("g", "gradient", way=-1, made_by=Op.BACKWARD, needed_by=Op.BACKWARD)
+TURN = Message("t", "turn", way=-1)
+NORMS = Message("n", "norms", way=-1)
+CLIP = Message("c", "global norm", way=+1)
+SHARE = Message("r", "contribution to the all-reduce", way=0)
 
 
 class Action(NamedTuple):
     """One instruction of one stage.
 
     Example:
-        >>> str(Action(Op.FORWARD, batch=3, version=1)), str(Action(Op.SEND_ACTIVATION, batch=3, micro=1))
+        >>> str(Action(Op.FORWARD, batch=3, version=1)), str(Action(ACTIVATION.send, batch=3, micro=1))
         ('F3@1', 'a3.1>')
         >>> Action.parse("B3.0@1")
-        Action(op=<Op.BACKWARD: 'B'>, batch=3, version=1, micro=0)
+        Action(op=Op('B'), batch=3, version=1, micro=0)
     """
 
     op: Op
     batch: int
     version: int | None = None
     micro: int | None = None
+
+    @property
+    def unit(self) -> Unit:
+        """The batch and the micro-batch, 0 where a batch is not cut."""
+        return self.batch, self.micro or 0
 
     def __str__(self) -> str:
         number = f"{self.batch}" if self.micro is None else f"{self.batch}.{self.micro}"
@@ -102,18 +166,21 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, token: str) -> Action:
-        """The action a token stands for; raises `ValueError` for anything else."""
+        """Reads a token; raises `ValueError` for anything that is none."""
         match = _TOKEN.fullmatch(token)
         if match is None:
             raise ValueError(f"cannot read the action {token!r}: write for instance F3@1, B3@1, U3@3, a3> or >g3")
         before, letter, batch, micro, version, after = match.groups()
-        compute = letter in "FRBUS"
+        compute = letter.isupper()
         if compute != (version is not None) or compute == bool(before or after) or (before and after):
             raise ValueError(
-                f"cannot read the action {token!r}: F, R, B, U, S take a version (F3@1), messages an arrow (a3> or >a3)"
+                f"cannot read the action {token!r}: work takes a version (F3@1), messages an arrow (a3> or >a3)"
             )
-        op = Op(f"{before or ''}{letter}{after or ''}")
+        text = f"{before or ''}{letter}{after or ''}"
+        op = next((op for op in Op.known() if op.value == text), None)
+        if op is None:
+            raise ValueError(f"cannot read the action {token!r}: there is no op {text!r}")
         return cls(op, int(batch), None if version is None else int(version), None if micro is None else int(micro))
 
 
-_TOKEN = re.compile(r"(>)?([FRBUSagdetncr])(\d+)(?:\.(\d+))?(?:@(\d+))?(>)?")
+_TOKEN = re.compile(r"(>)?([A-Za-z])(\d+)(?:\.(\d+))?(?:@(\d+))?(>)?")

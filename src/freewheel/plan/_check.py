@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 
-from freewheel.plan._actions import DIRECTION, Action, Op
-from freewheel.plan._clock import Place, Streams, StuckError, channel_of, march
+from freewheel.plan._actions import ACTIVATION, CLIP, SHARE, Action, Message, Op, Unit
+from freewheel.plan._clock import Position, Streams, StuckError, march, routes
 from freewheel.plan._draw import draw
 from freewheel.plan._schedule import Schedule
 
@@ -19,125 +20,134 @@ def check(schedule: Schedule, batches: int, streams: Streams) -> None:
 
     The rules: every stage forwards, learns from and updates with every batch once and in order; nothing is used
     before it is there (causality); every weight version is the one that `weights` promises; the staleness is the
-    declared one; sends and receives match; no stage waits for ever with the given queues (deadlock).
+    declared one; sends and receives match; no stage waits forever with the given queues (deadlock).
     """
 
-    def refuse(place: Place, rule: str) -> PlanError:
-        stage, i = place
+    def refuse(position: Position, rule: str) -> PlanError:
+        stage, i = position
         cell = streams[stage][i] if i < len(streams[stage]) else "the end"
-        mark = place if i < len(streams[stage]) else None
+        mark = position if i < len(streams[stage]) else None
         drawing = draw(schedule, batches, streams, mark=mark)
         return PlanError(f"plan refused at stage {stage}, {cell}: {rule}\n{drawing}")
 
-    stages = [_Stage(schedule, batches, stage) for stage in range(schedule.stages)]
-    unread: dict[Place, Action] = {}
+    stages = [StageRules(schedule, batches, stage) for stage in range(schedule.stages)]
+    unread: dict[Position, Action] = {}
     try:
-        for place, action, source in march(schedule, streams):
+        for position, action, source in march(schedule, streams):
             if source is not None:
                 sent = unread.pop(source)
-                if (sent.batch, sent.micro) != (action.batch, action.micro):
-                    raise refuse(place, f"the message waiting there is {sent} of stage {source[0]}")
-            broken = stages[place[0]].broken(action)
+                if sent.unit != action.unit:
+                    raise refuse(position, f"the message waiting there is {sent} of stage {source[0]}")
+            broken = stages[position[0]].broken(action)
             if broken:
-                raise refuse(place, broken)
+                raise refuse(position, broken)
             if action.op.is_send:
-                unread[place] = action
+                unread[position] = action
     except StuckError as stuck:
-        place = stuck.places[0]
-        action = streams[place[0]][place[1]]
-        letter, boundary = channel_of(action.op, place[0])
-        if DIRECTION[letter] and not 0 <= boundary < schedule.stages - 1:
-            raise refuse(place, "there is no stage on that side") from None
-        if action.op.is_send:
-            after = place[0] + (1 if boundary == place[0] else -1)
-            other = f"stage {after}" if DIRECTION[letter] else "the other replicas"
-            rule = f"it waits for ever: the queue to {other} stays full"
-        else:
-            rule = f"it waits for ever: no {letter}{action.batch} comes (deadlock or missing send)"
-        raise refuse(place, rule) from None
+        stage, i = stuck.positions[0]
+        raise refuse((stage, i), _why_stuck(schedule, stage, streams[stage][i])) from None
     if unread:
-        place = min(unread)
-        raise refuse(place, "nobody receives it")
-    for stage, state in enumerate(stages):
-        left = state.unfinished()
+        raise refuse(min(unread), "nobody receives it")
+    for stage, rules in enumerate(stages):
+        left = rules.unfinished()
         if left:
             raise refuse((stage, len(streams[stage])), left)
 
 
-class _Stage:
+def _why_stuck(schedule: Schedule, stage: int, action: Action) -> str:
+    """Explains why a stage waits forever at a message."""
+    route = routes(schedule, stage).get(action.op)
+    if route is None:
+        return "there is no stage on that side"
+    letter, boundary = route
+    if action.op.is_receive:
+        return f"it waits forever: no {letter}{action.batch} comes (deadlock or missing send)"
+    other = "the other replicas" if action.op is SHARE.send else f"stage {stage + (1 if boundary == stage else -1)}"
+    return f"it waits forever: the queue to {other} stays full"
+
+
+class StageRules:
     """What one stage has done so far, and whether its next action may follow."""
 
     def __init__(self, schedule: Schedule, batches: int, stage: int) -> None:
-        self.schedule, self.batches = schedule, batches
+        self.schedule, self.batches, self.credit = schedule, batches, schedule.credit
         self.first, self.last = stage == 0, stage == schedule.stages - 1
         self.delay = schedule.delays[stage]
         self.micro = schedule.micro
-        self.backwards = schedule.goes_backward
-        self.predicts = schedule.credit == "synthetic" and not self.last
-        self.done: dict[Op, dict[tuple[int, int], int | None]] = {op: {} for op in Op}
-        self._rules: dict[Op, Callable[[Action, tuple[int, int]], str | None]] = {
+        self.done: defaultdict[Op, dict[Unit, int | None]] = defaultdict(dict)
+        self._rules: dict[Op, Callable[[Action], str | None]] = {
             Op.FORWARD: self._forward,
             Op.RECOMPUTE: self._recompute,
             Op.BACKWARD: self._backward,
             Op.UPDATE: self._update,
-            Op.FIT: self._fit,
+            SHARE.send: self._contribution,
         }
+        if self.credit.extra is not None:
+            self._rules[self.credit.extra] = self._extra
 
     @property
     def version(self) -> int:
+        """The version of the weights."""
         return len(self.done[Op.UPDATE])
 
     def broken(self, action: Action) -> str | None:
-        """The rule that this action breaks, or None; the action then counts as done."""
-        unit = (action.batch, action.micro or 0)
-        if unit in self.done[action.op]:
+        """Returns the rule that this action breaks, or None; the action then counts as done."""
+        if action.unit in self.done[action.op]:
             return "it is done a second time"
         rule = self._rules.get(action.op, self._message)
-        fault = rule(action, unit)
-        self.done[action.op][unit] = action.version
+        fault = self._needs(action) or rule(action) or self.credit.broken_rule(action, self)
+        self.done[action.op][action.unit] = action.version
         return fault
 
     def unfinished(self) -> str | None:
-        learning = ((Op.BACKWARD, self.micro * self.backwards), (Op.UPDATE, 1), (Op.FIT, int(self.predicts)))
-        for op, count in ((Op.FORWARD, self.micro), *learning):
+        """Names work that is missing at the end."""
+        counts = {Op.FORWARD: self.micro, Op.UPDATE: 1}
+        if self.schedule.goes_backward:
+            counts[Op.BACKWARD] = self.micro
+        if self.credit.extra is not None:
+            counts[self.credit.extra] = int(not self.last)
+        for op, count in counts.items():
             if len(self.done[op]) != self.batches * count:
-                return f"{len(self.done[op])} of {self.batches * count} {op.name.lower()}s are there"
+                return f"{len(self.done[op])} of {self.batches * count} {op.noun}s are there"
         return None
 
-    def _next(self, op: Op, unit: tuple[int, int]) -> str | None:
-        expected = divmod(len(self.done[op]), self.micro if op not in (Op.UPDATE, Op.FIT) else 1)
+    def _needs(self, action: Action) -> str | None:
+        """Whether a message that an action needs is missing."""
+        for message in (ACTIVATION, *self.credit.messages):
+            arrives = message.needed_by is action.op and message.arrives(first=self.first, last=self.last)
+            if arrives and action.unit not in self.done[message.receive]:
+                return f"its {message.noun} has not been received"
+        return None
+
+    def next(self, op: Op, unit: Unit) -> str | None:
+        """Whether an op is out of order."""
+        expected = divmod(len(self.done[op]), self.micro if op.ticks else 1)
         if unit != expected or unit[0] >= self.batches:
-            return f"out of order: the next {op.name.lower()} here is of batch {expected[0]}"
+            return f"out of order: the next {op.noun} here is of batch {expected[0]}"
         return None
 
     def _sees(self, action: Action, version: int | None, why: str) -> str | None:
         return None if action.version == version else f"it must see version {version}, {why}"
 
-    def _forward(self, action: Action, unit: tuple[int, int]) -> str | None:
-        if not self.first and unit not in self.done[Op.RECEIVE_ACTIVATION]:
-            return "its input has not been received"
-        return self._next(Op.FORWARD, unit) or self._sees(action, self.version, "the newest there is")
+    def _forward(self, action: Action) -> str | None:
+        return self.next(Op.FORWARD, action.unit) or self._sees(action, self.version, "the newest there is")
 
-    def _recompute(self, action: Action, unit: tuple[int, int]) -> str | None:
-        if not self.backwards or self.schedule.weights != "recompute" or not self.delay:
+    def _recompute(self, action: Action) -> str | None:
+        if not self.schedule.goes_backward or self.schedule.weights != "recompute" or not self.delay:
             return "only a late stage under weights='recompute' redoes a forward"
-        if unit not in self.done[Op.FORWARD] or unit in self.done[Op.BACKWARD]:
+        if action.unit not in self.done[Op.FORWARD] or action.unit in self.done[Op.BACKWARD]:
             return "there is no stored input of that batch"
         return self._sees(action, self.version, "the newest there is")
 
-    def _backward(self, action: Action, unit: tuple[int, int]) -> str | None:
-        if not self.backwards:
-            return "there are no backwards under credit='forward'"
+    def _backward(self, action: Action) -> str | None:
+        if not self.schedule.goes_backward:
+            return f"there are no backwards under credit={self.credit.name!r}"
+        unit, weights = action.unit, self.schedule.weights
         if unit not in self.done[Op.FORWARD]:
             return "its forward has not been done"
-        if self.schedule.sends_errors and not self.last and unit not in self.done[Op.RECEIVE_ERROR]:
-            return "its error has not been received"
-        if self.schedule.waits_for_gradients and not self.last and unit not in self.done[Op.RECEIVE_GRADIENT]:
-            return "its gradient has not been received"
-        fault = self._next(Op.BACKWARD, unit)
+        fault = self.next(Op.BACKWARD, unit)
         if fault:
             return fault
-        weights = self.schedule.weights
         if self.delay and weights == "recompute" and self.done[Op.RECOMPUTE].get(unit) != self.version:
             return "its forward has not been redone with the newest weights"
         if self.delay and weights in ("stash", "predict"):
@@ -156,54 +166,48 @@ class _Stage:
             return f"the stage has forwarded {ahead} batches beyond it, but the declared delay is {self.delay}"
         return None
 
-    def _update(self, action: Action, unit: tuple[int, int]) -> str | None:
-        learns = Op.BACKWARD if self.backwards else Op.FORWARD
+    def _update(self, action: Action) -> str | None:
+        unit, learns = action.unit, self.credit.learns_by
         if any((unit[0], j) not in self.done[learns] for j in range(self.micro)):
-            return f"its {learns.name.lower()} has not been done"
-        if not self.backwards and not self.last and unit not in self.done[Op.RECEIVE_DERIVATIVE]:
-            return "its directional derivative has not been received"
-        if self.schedule.norms and not self.first and unit not in self.done[Op.RECEIVE_CLIP]:
+            return f"its {learns.noun} has not been done"
+        if self.schedule.norms and not self.first and unit not in self.done[CLIP.receive]:
             return "the global gradient norm is not known yet"
-        if self.schedule.replicas > 1 and unit not in self.done[Op.RECEIVE_SHARES]:
-            return "the shares of the other replicas have not been received"
-        fault = self._next(Op.UPDATE, unit) or self._sees(action, self.version, "the newest there is")
-        return fault or (None if self.backwards else self._stale(unit[0]))
+        if self.schedule.replicas > 1 and unit not in self.done[SHARE.receive]:
+            return "the contributions of the other replicas have not been received"
+        fault = self.next(Op.UPDATE, unit) or self._sees(action, self.version, "the newest there is")
+        return fault or (None if self.schedule.goes_backward else self._stale(unit[0]))
 
-    def _fit(self, action: Action, unit: tuple[int, int]) -> str | None:
-        if not self.predicts:
-            return "only a stage under credit='synthetic' that is not the last has a predictor to fit"
-        if unit not in self.done[Op.BACKWARD]:
-            return "its backward has not been done"
-        if unit not in self.done[Op.RECEIVE_GRADIENT]:
-            return "its gradient has not been received"
-        fault = self._next(Op.FIT, unit) or self._sees(action, len(self.done[Op.FIT]), "the fits so far")
-        return fault or self._lags(unit[0])
+    def _extra(self, action: Action) -> str | None:
+        if self.last:
+            return f"the last stage has no {action.op.noun} under credit={self.credit.name!r}"
+        if action.unit not in self.done[self.credit.learns_by]:
+            return f"its {self.credit.learns_by.noun} has not been done"
+        done = len(self.done[action.op])
+        return self.next(action.op, action.unit) or self._sees(action, done, f"the {action.op.noun}s so far")
 
-    def _lags(self, batch: int) -> str | None:
-        behind = self.version - 1 - batch
-        drained = self.version == self.batches
-        if behind != self.schedule.lag and not (drained and 0 <= behind < self.schedule.lag):
-            return f"the stage has learned from {behind} batches beyond it, but the declared lag is {self.schedule.lag}"
+    def _message(self, action: Action) -> str | None:
+        """Whether a stage sends what it does not have."""
+        for message in (ACTIVATION, *self.credit.messages):
+            if message.send is action.op and message.relayed and not self._knows(message, action):
+                return f"there is nothing to send: its {message.noun} is not known here"
+            made = message.made_by
+            if message.send is action.op and not message.relayed and made and action.unit not in self.done[made]:
+                return f"there is nothing to send: its {made.noun} has not been done"
         return None
 
-    def _message(self, action: Action, unit: tuple[int, int]) -> str | None:
-        if action.op is Op.SEND_SHARE:
-            return self._share(unit)
-        if action.op is Op.SEND_ACTIVATION and unit not in self.done[Op.FORWARD]:
-            return "there is nothing to send: its forward has not been done"
-        if action.op is Op.SEND_GRADIENT and unit not in self.done[Op.BACKWARD]:
-            return "there is nothing to send: its backward has not been done"
-        if action.op is Op.SEND_ERROR and unit not in self.done[Op.FORWARD if self.last else Op.RECEIVE_ERROR]:
-            return "there is nothing to send: its error is not known here"
-        if action.op is Op.SEND_DERIVATIVE:
-            known = self.done[Op.FORWARD if self.last else Op.RECEIVE_DERIVATIVE]
-            if (unit[0], self.micro - 1 if self.last else 0) not in known:
-                return "there is nothing to send: its directional derivative is not known here"
-        return None
+    def _knows(self, message: Message, action: Action) -> bool:
+        """Whether a message that is relayed has been made or received here."""
+        if message.arrives(first=self.first, last=self.last):
+            return action.unit in self.done[message.receive]
+        made = message.made_by
+        unit = (action.batch, self.micro - 1) if action.micro is None else action.unit
+        return made is None or unit in self.done[made]
 
-    def _share(self, unit: tuple[int, int]) -> str | None:
+    def _contribution(self, action: Action) -> str | None:
         if self.schedule.replicas == 1:
             return "there are no other replicas"
-        known = Op.BACKWARD if self.backwards else Op.FORWARD if self.last else Op.RECEIVE_DERIVATIVE
-        units = {(unit[0], j) for j in range(self.micro)} if known is not Op.RECEIVE_DERIVATIVE else {unit}
-        return None if units <= self.done[known].keys() else "there is nothing to send: its gradient is not known here"
+        learns = self.credit.learns_by
+        missing = {(action.batch, j) for j in range(self.micro)} - self.done[learns].keys()
+        if missing or self._needs(Action(Op.UPDATE, action.batch)):
+            return "there is nothing to send: its gradient is not known here"
+        return None

@@ -6,70 +6,77 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 
-from freewheel.plan._actions import DIRECTION, Action, Op
+from freewheel.plan._actions import ACTIVATION, TURN, Action, Op
 from freewheel.plan._schedule import Schedule
 
 Streams = Sequence[Sequence[Action]]
-Place = tuple[int, int]  # stage, position in its stream
-Channel = tuple[str, int]  # letter, lower one of the two stages it joins; or the stage whose replicas it joins
+Position = tuple[int, int]  # stage, index in its stream
+Route = tuple[str, int]  # letter of a message, lower one of the two stages it joins; or the stage of the replicas
 
 
 class StuckError(Exception):
-    """No stage can go on: each one waits in vain at one of these places."""
+    """No stage can go on: each one waits forever at one of these positions."""
 
-    def __init__(self, places: list[Place]) -> None:
-        super().__init__(places)
-        self.places = places
-
-
-def channel_of(op: Op, stage: int) -> Channel:
-    """The channel that a send or receive of this stage uses."""
-    letter = op.channel
-    if not DIRECTION[letter]:
-        return letter, stage
-    upwards = (DIRECTION[letter] > 0) == op.is_send
-    return letter, stage if upwards else stage - 1
+    def __init__(self, positions: list[Position]) -> None:
+        super().__init__(positions)
+        self.positions = positions
 
 
-def capacity(schedule: Schedule, channel: Channel) -> int:
-    """How many messages a channel holds before its sender waits."""
-    letter, boundary = channel
-    if letter == "a":
+def routes(schedule: Schedule, stage: int) -> dict[Op, Route]:
+    """The route of each send and receive of a stage that has somebody at its other end."""
+    out: dict[Op, Route] = {}
+    first, last = stage == 0, stage == schedule.stages - 1
+    for message in schedule.messages:
+        up, down = (message.letter, stage), (message.letter, stage - 1)
+        if not message.way:
+            out |= {message.send: up, message.receive: up}
+            continue
+        if message.leaves(first=first, last=last):
+            out[message.send] = up if message.way > 0 else down
+        if message.arrives(first=first, last=last):
+            out[message.receive] = down if message.way > 0 else up
+    return out
+
+
+def capacity(schedule: Schedule, letter: str, boundary: int) -> int:
+    """How many messages of a kind a boundary holds before their sender waits."""
+    if letter == ACTIVATION.letter:
         return schedule.lengths()[boundary][0]
-    if letter in "gde":
+    if letter in [message.letter for message in schedule.credit.messages]:
         return schedule.lengths()[boundary][1]
     return 1
 
 
-def march(schedule: Schedule, streams: Streams) -> Iterator[tuple[Place, Action, Place | None]]:
-    """The actions in an order in which they can happen; for a receive also the place of its send.
+def march(schedule: Schedule, streams: Streams) -> Iterator[tuple[Position, Action, Position | None]]:
+    """The actions in an order in which they can happen; for a receive also the position of its send.
 
     Each stage runs until it waits for a message, or for room to put one. Raises `StuckError` on deadlock. All replicas
-    do the same, so that the others' shares are there once a stage has sent its own.
+    do the same, so that the contributions of the others are there once a stage has sent its own.
     """
     at = [0] * len(streams)
-    queues: dict[Channel, deque[Place]] = {}
-    inside = range(len(streams) - 1)
+    known = [routes(schedule, stage) for stage in range(len(streams))]
+    room = {route: capacity(schedule, *route) for each in known for route in each.values()}
+    queues: dict[Route, deque[Position]] = {route: deque() for route in room}
     moved = True
     while moved:
         moved = False
         for stage, actions in enumerate(streams):
             while at[stage] < len(actions):
-                place, action, source = (stage, at[stage]), actions[at[stage]], None
+                position, action, source = (stage, at[stage]), actions[at[stage]], None
                 if not action.op.is_compute:
-                    channel = channel_of(action.op, stage)
-                    queue = queues.setdefault(channel, deque())
-                    if channel[1] not in inside and DIRECTION[channel[0]]:
+                    route = known[stage].get(action.op)
+                    if route is None:
                         break
+                    queue = queues[route]
                     if action.op.is_send:
-                        if len(queue) >= capacity(schedule, channel):
+                        if len(queue) >= room[route]:
                             break
-                        queue.append(place)
+                        queue.append(position)
                     else:
                         if not queue:
                             break
                         source = queue.popleft()
-                yield place, action, source
+                yield position, action, source
                 at[stage] += 1
                 moved = True
     stuck = [(stage, i) for stage, i in enumerate(at) if i < len(streams[stage])]
@@ -105,7 +112,7 @@ def ticks(schedule: Schedule, streams: Streams) -> list[list[int]]:
 
 def _after(action: Action, clock: int) -> tuple[int, int]:
     """The tick of an action on a stage that is free at `clock`, and when the stage is free again."""
-    if action.op in (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD):
+    if action.op.ticks:
         return clock, clock + 1
     # An update belongs to the tick of the work before it; a message leaves at the end of it.
     return (clock - 1 if action.op is Op.UPDATE and clock else clock), clock
@@ -113,14 +120,14 @@ def _after(action: Action, clock: int) -> tuple[int, int]:
 
 def rounds(schedule: Schedule, stage: int, actions: Sequence[Action]) -> list[int]:
     """The number of the round each action belongs to: round n has the forward of n and the backward of n - m_k."""
-    forward = (Op.FORWARD, Op.SEND_ACTIVATION, Op.RECEIVE_ACTIVATION, Op.SEND_TURN, Op.RECEIVE_TURN)
+    forward = (Op.FORWARD, ACTIVATION.send, ACTIVATION.receive, TURN.send, TURN.receive)
     return [a.batch if a.op in forward else a.batch + schedule.delays[stage] for a in actions]
 
 
 def _round_ticks(schedule: Schedule, streams: Streams) -> list[list[int]] | None:
     """Ticks of whole rounds, or None where the rounds of two stages wait for each other."""
     of = [rounds(schedule, stage, actions) for stage, actions in enumerate(streams)]
-    before: dict[Place, set[Place]] = {}
+    before: dict[Position, set[Position]] = {}
     for stage, numbers in enumerate(of):
         for r in range(max(numbers, default=-1) + 1):
             before[stage, r] = {(stage, r - 1)} if r else set()
@@ -128,7 +135,7 @@ def _round_ticks(schedule: Schedule, streams: Streams) -> list[list[int]] | None
         for (stage, i), _, source in march(schedule, streams):
             if source is not None:
                 before[stage, of[stage][i]].add((source[0], of[source[0]][source[1]]))
-        tick: dict[Place, int] = {}
+        tick: dict[Position, int] = {}
         for cell in TopologicalSorter(before).static_order():
             tick[cell] = max((tick[b] + 1 for b in before[cell]), default=0)
     except (StuckError, CycleError):
@@ -136,9 +143,9 @@ def _round_ticks(schedule: Schedule, streams: Streams) -> list[list[int]] | None
     return [[tick[stage, r] for r in numbers] for stage, numbers in enumerate(of)]
 
 
-def histories(schedule: Schedule, streams: Streams) -> dict[Place, list[int]]:
+def histories(schedule: Schedule, streams: Streams) -> dict[Position, list[int]]:
     """For each action, how many actions of every stage have happened before it or are it (a vector clock)."""
-    out: dict[Place, list[int]] = {}
+    out: dict[Position, list[int]] = {}
     for (stage, i), _, source in march(schedule, streams):
         clock = list(out[stage, i - 1]) if i else [0] * len(streams)
         if source is not None:

@@ -11,9 +11,9 @@ Each stage stops right after its update N-1, by itself. Stage 0 here has then se
 The other way round, a stage may have received what its neighbour sends only after the cut (a turn, a clipping
 coefficient): in the second part of the plan that message is left out.
 
-Where gradients are predicted, those that come for the fits are in flight, too: one more than the fits lag behind.
+Where a credit's extra work lags behind the updates, the messages for it are in flight, too: one more than it lags.
 
-Replicas of a stage share what they have found between two updates, so that none of it is in flight at a cut.
+Replicas of a stage all-reduce before each update, so that nothing of it is in flight at a cut.
 
 All this follows from the plan alone. And since a stage treats every batch alike, a stream that begins with batch N-1,
 or earlier by that lag, has the same second part as one that begins with batch 0.
@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain, count
 
-from freewheel.plan._actions import DIRECTION, Action, Op
+from freewheel.plan._actions import Action, Op
 from freewheel.plan._schedule import Schedule
 from freewheel.plan._streams import stream
 
@@ -41,13 +41,14 @@ def in_flight(schedule: Schedule, stage: int, batches: int, forwarded: int | Non
         forwarded: How many batches there are, where the stage has forwarded them all; as many as it likes by default.
 
     Example:
-        >>> [str(action) for action in in_flight(Schedule(delays=(2, 0)), 0, batches=2)]
+        >>> from freewheel.credit import Chain
+        >>> [str(action) for action in in_flight(Schedule(credit=Chain(), delays=(2, 0)), 0, batches=2)]
         ['a2>', 'a3>']
     """
-    heard = _heard(schedule, stage, batches, forwarded)
+    received, ways = _received(schedule, stage, batches, forwarded), _ways(schedule)
     actions = _before(schedule, stage, batches, _from(schedule, batches, forwarded))
-    sends = (action for action in actions if action.op.is_send and action.op is not Op.SEND_SHARE)
-    return [a for a in sends if _message(a) not in heard[stage + DIRECTION[a.op.channel]]]
+    sends = (action for action in actions if ways.get(action.op))
+    return [a for a in sends if _message(a) not in received[stage + ways[a.op]]]
 
 
 def rest(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]) -> Iterator[Action]:
@@ -60,19 +61,25 @@ def rest(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]) -
         numbers: The numbers of the batches from N-1 on.
 
     Example:
-        >>> schedule = Schedule(delays=(2, 0))
+        >>> from freewheel.credit import Chain
+        >>> schedule = Schedule(credit=Chain(), delays=(2, 0))
         >>> " ".join(map(str, rest(schedule, 0, 2, range(1, 5))))
         'F4@2 a4> >g2 B2@0 U2@2 >g3 B3@1 U3@3 >g4 B4@2 U4@4'
     """
-    heard = _heard(schedule, stage, batches, None)
+    received, ways = _received(schedule, stage, batches, None), _ways(schedule)
     actions = _stream(schedule, stage, batches, chain(range(_start(schedule, batches), batches - 1), numbers))
     for action in actions:
         if _ends(action, batches):
             break
     for action in actions:
-        neighbour = stage + DIRECTION[action.op.channel] if action.op.is_send else stage
-        if neighbour == stage or _message(action) not in heard[neighbour]:
+        neighbour = stage + ways.get(action.op, 0)
+        if neighbour == stage or _message(action) not in received[neighbour]:
             yield action
+
+
+def _ways(schedule: Schedule) -> dict[Op, int]:
+    """Where each send goes: +1 to the next stage, -1 to the one before, 0 to the other replicas."""
+    return {message.send: message.way for message in schedule.messages}
 
 
 def _before(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]) -> Iterator[Action]:
@@ -87,7 +94,7 @@ def _stream(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]
     """The stream of these batches, with the versions of one that began with batch 0."""
     delay = schedule.delays[stage]
     lead = delay - (schedule.order == "backward" and delay > 0)  # updates that a forward does not see
-    late = schedule.credit != "forward" and delay > 0 and schedule.weights in ("stash", "predict")
+    late = delay > 0 and schedule.weights in ("stash", "predict")
     for action in stream(schedule, stage, numbers):
         if action.version is not None:
             seen = action.op is Op.FORWARD or (late and action.op is Op.BACKWARD)
@@ -95,7 +102,7 @@ def _stream(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]
         yield action
 
 
-def _heard(schedule: Schedule, stage: int, batches: int, forwarded: int | None) -> dict[int, set[Message]]:
+def _received(schedule: Schedule, stage: int, batches: int, forwarded: int | None) -> dict[int, set[Message]]:
     """For each neighbour of a stage, the messages of the last batches that it has received before the cut."""
     streams = {
         k: _before(schedule, k, batches, _from(schedule, batches, forwarded))
@@ -106,8 +113,8 @@ def _heard(schedule: Schedule, stage: int, batches: int, forwarded: int | None) 
 
 
 def _start(schedule: Schedule, batches: int) -> int:
-    """The first batch that anything after the cut is about: N-1, or the first that the predictor is not fitted to."""
-    return max(0, batches - 1 - schedule.lag)
+    """The first batch that anything after the cut is about: N-1, or the first whose extra work is still to come."""
+    return max(0, batches - 1 - schedule.credit.lag)
 
 
 def _from(schedule: Schedule, batches: int, end: int | None) -> Iterable[int]:

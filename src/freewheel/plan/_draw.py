@@ -6,17 +6,18 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from freewheel.plan._actions import Action, Op
-from freewheel.plan._clock import Place, Streams, ticks
-from freewheel.plan._schedule import CREDITS, Schedule
+from freewheel.plan._clock import Position, Streams, ticks
+from freewheel.plan._credit import CREDITS, PlanCredit
+from freewheel.plan._schedule import ORDERS, WEIGHTS, Schedule
 from freewheel.plan._streams import wire
 
 if TYPE_CHECKING:
     from freewheel.plan._plan import Plan
 
-_DEFAULTS = {f.name: f.default for f in fields(Schedule)}
+_DEFAULTS = {f.name: f.default for f in fields(Schedule) if f.init and f.name not in ("name", "credit")}
 
 
-def draw(schedule: Schedule, batches: int, streams: Streams, *, mark: Place | None = None) -> str:
+def draw(schedule: Schedule, batches: int, streams: Streams, *, mark: Position | None = None) -> str:
     """The timeline: a column a tick, a row a stage, `!` for the update with the same batch, `.` for an idle tick.
 
     Messages are drawn only where they are not the ones that the work itself calls for. `mark` underlines an action.
@@ -25,7 +26,7 @@ def draw(schedule: Schedule, batches: int, streams: Streams, *, mark: Place | No
         tuple(wire(schedule, stage, [a for a in actions if a.op.is_compute])) == tuple(actions)
         for stage, actions in enumerate(streams)
     )
-    learns = Op.BACKWARD if schedule.goes_backward else Op.FORWARD
+    learns = schedule.credit.learns_by
     when = ticks(schedule, streams)
     marked: tuple[int, int, str] | None = None
     cells: list[dict[int, list[str]]] = [{} for _ in streams]
@@ -63,12 +64,10 @@ def _row(label: str, words: list[str], widths: list[int]) -> str:
 
 
 def _header(schedule: Schedule, batches: int) -> str:
-    words = [f"plan {schedule.name}:"]
-    for field in fields(Schedule):
-        value = getattr(schedule, field.name)
-        if field.name != "name" and value != _DEFAULTS[field.name]:
-            words.append(f"{field.name}={_write(value)}")
-    return " ".join([*words, f"batches={batches}"])
+    options = {} if schedule.credit_options == (("credit", "chain"),) else dict(schedule.credit_options)
+    options |= {name: getattr(schedule, name) for name in _DEFAULTS if getattr(schedule, name) != _DEFAULTS[name]}
+    words = [f"{name}={_write(value)}" for name, value in options.items()]
+    return " ".join([f"plan {schedule.name}:", *words, f"batches={batches}"])
 
 
 def _write(value: Any) -> str:
@@ -132,14 +131,24 @@ def _read_header(line: str) -> tuple[Schedule, int]:
     try:
         given = dict(pair.split("=", 1) for pair in pairs.split())
         batches = int(given.pop("batches"))
-        read = {key: _READERS[key](value) for key, value in given.items()}
+        read = {key: _READERS[key](given.pop(key)) for key in list(given) if key in _READERS}
         if kind != "plan" or "delays" not in read:
             raise KeyError(line)
-        return Schedule(name=name, **read), batches
-    except (KeyError, ValueError) as error:
+        return Schedule(name=name, credit=_read_credit(given), **read), batches
+    except (KeyError, ValueError, TypeError) as error:
         raise ValueError(
             f"cannot read the first line {line!r}: it looks like 'plan fdg: delays=2,0 order=backward batches=4'"
         ) from error
+
+
+def _read_credit(given: dict[str, str]) -> PlanCredit:
+    """The credit by its name, with the options that decide the plan."""
+    kind = CREDITS[given.pop("credit", "chain")]
+    return kind(**{name: _read_value(given.pop(name)) for name in kind.plan_fields if name in given}, **given)
+
+
+def _read_value(text: str) -> object:
+    return True if text == "yes" else int(text) if text.isdecimal() else text
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -160,19 +169,15 @@ def _one_of(*values: str):
 
 
 _READERS: dict[str, Any] = {
-    "credit": _one_of(*CREDITS),
     "delays": _numbers,
-    "order": _one_of("forward", "backward"),
-    "weights": _one_of("stash", "recompute", "current", "predict"),
+    "order": _one_of(*ORDERS),
+    "weights": _one_of(*WEIGHTS),
     "micro": int,
     "along": int,
     "ahead": _numbers,
     "turns": lambda text: text == "yes",
     "norms": lambda text: text == "yes",
     "queues": _pairs,
-    "taught": lambda text: text == "yes",
-    "lag": int,
-    "joined": lambda text: text == "yes",
     "replicas": int,
     "cell": _one_of("action", "round"),
 }

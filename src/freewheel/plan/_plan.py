@@ -136,7 +136,7 @@ class Plan:
     def _memory(self, stage: int) -> Memory:
         if not self.schedule.goes_backward:
             return Memory(0, 0, 1)
-        predicts = self.schedule.credit == "synthetic" and stage < self.schedule.stages - 1
+        extra = self.schedule.credit.extra if stage < self.schedule.stages - 1 else None
         late = self.schedule.delays[stage] > 0
         replays = late and self.schedule.weights == "recompute"
         copies = late and self.schedule.weights in ("stash", "predict")
@@ -149,13 +149,13 @@ class Plan:
             elif op is Op.RECOMPUTE:
                 inputs, graphs = inputs - 1, graphs + 1
             elif op is Op.FORWARD:
-                graphs, inputs = graphs + 1, inputs + predicts
+                graphs, inputs = graphs + 1, inputs + (extra is not None)
                 if copies and version is not None:
                     seen[batch, micro] = version
             elif op is Op.BACKWARD:
                 graphs -= 1
                 seen.pop((batch, micro), None)
-            elif op is Op.FIT:
+            elif op is extra:
                 inputs -= 1
             most = Memory(
                 max(most.inputs, inputs),

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from freewheel.plan._actions import Action, Op
+from freewheel.plan._actions import ACTIVATION, CLIP, NORMS, SHARE, TURN, Action, Op
 from freewheel.plan._schedule import Order, Schedule
 
 
@@ -39,18 +39,8 @@ def alternate(units: Iterable[int], delay: int, order: Order) -> Iterator[tuple[
         yield "B", pending.popleft()
 
 
-def compute(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:
-    """A stage's forwards, recomputations, backwards and updates, with the versions each one sees."""
-    if schedule.credit == "forward":
-        return _without_backward(schedule, stage, batches)
-    if schedule.micro > 1:
-        return _flushed(schedule, stage, batches)
-    if schedule.credit == "synthetic" and stage < schedule.stages - 1:
-        return _fitted(_delayed(schedule, stage, batches), schedule.lag)
-    return _delayed(schedule, stage, batches)
-
-
-def _delayed(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:
+def delayed(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:
+    """Forwards, and after the stage's delay backwards and updates, with the versions each one sees."""
     delay = schedule.delays[stage]
     forwarded: dict[int, int] = {}  # batch -> version its forward saw
     version = 0
@@ -68,35 +58,16 @@ def _delayed(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator
         version += 1
 
 
-def _fitted(actions: Iterable[Action], lag: int) -> Iterator[Action]:
-    """Fits the predictor to each batch once `lag` more have been learned from, and to the last ones in the end.
-
-    ::
-
-        lag 1:  F0 B0 U0  F1 B1 U1 S0  F2 B2 U2 S1 | S2
-                                                   [drain]
-    """
-    learned: deque[int] = deque()
-    fits = 0
-    for action in actions:
-        yield action
-        if action.op is Op.UPDATE:
-            learned.append(action.batch)
-            if len(learned) > lag:
-                yield Action(Op.FIT, learned.popleft(), fits)
-                fits += 1
-    for i, n in enumerate(learned):
-        yield Action(Op.FIT, n, fits + i)
-
-
-def _flushed(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:
+def flushed(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:
+    """Micro-batches, and one update when all of a batch have gone backward."""
     for n in batches:
         for op, j in alternate(range(schedule.micro), schedule.ahead[stage], "forward"):
             yield Action(Op.FORWARD if op == "F" else Op.BACKWARD, n, n, j)
         yield Action(Op.UPDATE, n, n)
 
 
-def _without_backward(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:
+def forward_only(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:
+    """Forwards, and after the stage's delay updates."""
     pieces = range(schedule.micro) if schedule.micro > 1 else (None,)
     version = 0
     for op, n in alternate(batches, schedule.delays[stage], schedule.order):
@@ -108,66 +79,78 @@ def _without_backward(schedule: Schedule, stage: int, batches: Iterable[int]) ->
             version += 1
 
 
+def followed_up(actions: Iterable[Action], op: Op, lag: int) -> Iterator[Action]:
+    """Adds an op for each batch once `lag` more have been learned from, and for the last ones at the end.
+
+    ::
+
+        lag 1:  F0 B0 U0  F1 B1 U1 S0  F2 B2 U2 S1 | S2
+                                                   [drain]
+    """
+    learned: deque[int] = deque()
+    done = 0
+    for action in actions:
+        yield action
+        if action.op is Op.UPDATE:
+            learned.append(action.batch)
+            if len(learned) > lag:
+                yield Action(op, learned.popleft(), done)
+                done += 1
+    for i, n in enumerate(learned):
+        yield Action(op, n, done + i)
+
+
 def wire(schedule: Schedule, stage: int, actions: Iterable[Action]) -> Iterator[Action]:
     """Adds the messages: whatever is needed is received just before its use, whatever is made is sent at once.
 
-    The recomputation of a forward needs no gradient, so the gradient is received after it. A directional derivative, or
-    an error, is passed on before the stage itself learns from it, so that nobody waits for an update. Replicas share
-    what they have found once their neighbours have got theirs, and wait for each other's only then. A stage with a
-    predictor learns before the gradient is there, and takes it for the fit.
+    The recomputation of a forward needs no gradient, so the gradient is received after it. A message that is relayed is
+    passed on before the stage itself uses it, so that nobody waits for an update. Replicas contribute to the all-reduce
+    once their neighbours have been served, and wait for each other only then.
     """
     first, last = stage == 0, stage == schedule.stages - 1
+    messages = (ACTIVATION, *schedule.credit.messages)
+    received = [m for m in messages if m.arrives(first=first, last=last)]
+    sent = [m for m in messages if m.leaves(first=first, last=last)]
     for action in actions:
         op, n, _, j = action
-        if op is Op.FORWARD:
-            if not first:
-                yield Action(Op.RECEIVE_ACTIVATION, n, None, j)
-            yield action
-            if not last:
-                yield Action(Op.SEND_ACTIVATION, n, None, j)
-            if schedule.turns and not last:
-                yield Action(Op.RECEIVE_TURN, n)
-            if schedule.turns and not first:
-                yield Action(Op.SEND_TURN, n)
-        elif op is Op.BACKWARD:
-            if schedule.sends_errors and not last:
-                yield Action(Op.RECEIVE_ERROR, n, None, j)
-            if schedule.sends_errors and not first:
-                yield Action(Op.SEND_ERROR, n, None, j)
-            if schedule.waits_for_gradients and not last:
-                yield Action(Op.RECEIVE_GRADIENT, n, None, j)
-            yield action
-            if schedule.sends_gradients and not first:
-                yield Action(Op.SEND_GRADIENT, n, None, j)
-        elif op is Op.FIT:
-            yield Action(Op.RECEIVE_GRADIENT, n, None, j)
-            yield action
-        elif op is Op.UPDATE:
-            if schedule.credit == "forward" and not last:
-                yield Action(Op.RECEIVE_DERIVATIVE, n)
-            if schedule.credit == "forward" and not first:
-                yield Action(Op.SEND_DERIVATIVE, n)
-            if schedule.replicas > 1:
-                yield Action(Op.SEND_SHARE, n)
-                yield Action(Op.RECEIVE_SHARES, n)
-            if schedule.norms and not last:
-                yield Action(Op.RECEIVE_NORMS, n)
-            if schedule.norms and not first:
-                yield Action(Op.SEND_NORMS, n)
-                yield Action(Op.RECEIVE_CLIP, n)
-            yield action
-            if schedule.norms and not last:
-                yield Action(Op.SEND_CLIP, n)
-        else:
-            yield action
+        for message in messages:
+            if message.needed_by is op and message in received:
+                yield Action(message.receive, n, None, j)
+            if message.needed_by is op and message.relayed and message in sent:
+                yield Action(message.send, n, None, j)
+        if op is Op.UPDATE:
+            yield from _agreed(schedule, n, first=first, last=last)
+        yield action
+        for message in sent:
+            if message.made_by is op and not message.relayed:
+                yield Action(message.send, n, None, j)
+        if op is Op.FORWARD and schedule.turns and not last:
+            yield Action(TURN.receive, n)
+        if op is Op.FORWARD and schedule.turns and not first:
+            yield Action(TURN.send, n)
+        if op is Op.UPDATE and schedule.norms and not last:
+            yield Action(CLIP.send, n)
+
+
+def _agreed(schedule: Schedule, n: int, *, first: bool, last: bool) -> Iterator[Action]:
+    """What replicas, and stages that clip by the global norm, exchange before an update."""
+    if schedule.replicas > 1:
+        yield Action(SHARE.send, n)
+        yield Action(SHARE.receive, n)
+    if schedule.norms and not last:
+        yield Action(NORMS.receive, n)
+    if schedule.norms and not first:
+        yield Action(NORMS.send, n)
+        yield Action(CLIP.receive, n)
 
 
 def stream(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:
     """The whole stream of one stage: its work and its messages.
 
     Example:
-        >>> schedule = Schedule(delays=(1, 0))
+        >>> from freewheel.credit import Chain
+        >>> schedule = Schedule(credit=Chain(), delays=(1, 0))
         >>> " ".join(map(str, stream(schedule, 0, range(2))))
         'F0@0 a0> F1@0 a1> >g0 B0@0 U0@0 >g1 B1@0 U1@1'
     """
-    return wire(schedule, stage, compute(schedule, stage, batches))
+    return wire(schedule, stage, schedule.credit.actions(schedule, stage, batches))

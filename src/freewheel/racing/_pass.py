@@ -13,9 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from freewheel.credit import ChainStage
 from freewheel.racing._layers import Layer, aliased
 from freewheel.runtime import Batch
-from freewheel.stage import ChainStage, Stage
+from freewheel.stage import Stage
 
 
 class Pass:
@@ -111,6 +112,6 @@ class Pass:
 def _bare(stage: Stage, module: nn.Module, at: tuple[int, int]) -> ChainStage:
     """A stage without an optimizer, for its forwards alone."""
     options = replace(stage.options, corrections=())
-    bare = ChainStage(stage.index, module, stage.device, options, None, None)
+    bare = ChainStage(replace(stage.blueprint, module=module, options=options, optimizer=None, scheduler=None))
     bare.begin(*at)
     return bare

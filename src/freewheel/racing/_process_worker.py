@@ -110,7 +110,7 @@ def _work_through(order: Order, line: Connection, memory: Memory, rows: Tensor) 
     stepper = Stepper(order.make(aliased(modules)), leads, layers, shared=False)
     worker = Worker(order.name, order.index, layers, turns, versions, stepper)
     passage = Pass(stages, layers, (order.batches_before, order.epochs_before))
-    parts = Parts(form, len(layers), stages[0].options.seed)
+    parts = Parts(form, len(layers), stages[0].config.seed)
     messages = _listen(line)
     try:
         while (message := messages.get()) is not None:

@@ -65,7 +65,7 @@ class WildField(Field):
     ) -> None:
         super().__init__(run, stages, layers, turns, make)
         self._form = form = method.form
-        self._parts = Parts(form, len(layers), run.stages[0].options.seed)
+        self._parts = Parts(form, len(layers), run.stages[0].config.seed)
         at = run.batches_before, run.epochs_before
         self._copies = [stages, *(make([deepcopy(s.module) for s in stages]) for _ in range(form.groups - 1))]
         self._inboxes = [Inbox() for _ in range(form.groups)]

@@ -5,15 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-from freewheel.plan import Action, Op
-
-_DOING = {
-    Op.FORWARD: "forward",
-    Op.RECOMPUTE: "recomputation",
-    Op.BACKWARD: "backward",
-    Op.UPDATE: "update",
-    Op.FIT: "fit of the predictor",
-}
+from freewheel.plan import Action
 
 
 def in_words(action: Action) -> str:
@@ -23,7 +15,7 @@ def in_words(action: Action) -> str:
         >>> in_words(Action.parse("B3@1"))
         'the backward of batch 3'
     """
-    return f"the {_DOING.get(action.op, 'message')} of batch {action.batch}"
+    return f"the {action.op.noun} of batch {action.batch}"
 
 
 class StageError(RuntimeError):

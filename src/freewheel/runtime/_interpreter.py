@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from freewheel.checkpoint import Counts, Restart, Saved, Saver
-from freewheel.plan import Action, Op, in_flight, rest, stream
+from freewheel.plan import ACTIVATION, TURN, Action, Op, Unit, in_flight, rest, stream
 from freewheel.runtime._channels import Channel, ClosedError, Receiver
 from freewheel.runtime._errors import StageError
 from freewheel.runtime._feed import Announced
@@ -25,9 +25,8 @@ from freewheel.runtime._losses import Losses
 from freewheel.runtime._pieces import cut_in_samples, cut_in_time
 from freewheel.runtime._replicas import Peers
 from freewheel.runtime._straggler import Straggler
-from freewheel.stage import ChainStage, FeedbackStage, ForwardStage, Gradients, Stage, SyntheticStage, load_buffers
+from freewheel.stage import Stage, Verbs, load_buffers
 
-Unit = tuple[int, int]
 NOT_FINITE = "lower the learning rate, clip gradients (clip=1.0), or look for broken values in the data"
 
 
@@ -82,94 +81,30 @@ class Interpreter:
     ) -> None:
         self.stage = stage
         self._saver, self._restart = saver, restart
-        stage.keeps = saver is not None
+        stage.retains = saver is not None
         self._feed, self._inputs, self._targets, self._links = feed, inputs, targets, links
         self._on_part, self._states = on_part, states
-        self._schedule = stage.options.schedule
+        self._schedule = stage.schedule
         self._straggler = Straggler.of(stage)
         self._received: dict[Unit, Any] = {}  # activations, and at the first stage the batches
         self._expected: dict[Unit, tuple[Any, int, float]] = {}  # targets, sizes and shares of the replica's samples
         self._weight = 1.0  # of the batch that is being forwarded: the share of it that these samples are
         self._activation: Any = None  # to send
-        self._again: deque[Any] = deque()  # messages that were in flight, to send once more
-        flying = in_flight(self._schedule, stage.index, 1 + self._schedule.lag) if saver else ()
+        self._resent: deque[Any] = deque()  # messages that were in flight at a checkpoint
+        flying = in_flight(self._schedule, stage.index, 1 + self._schedule.credit.lag) if saver else ()
         most = Counter(action.op for action in flying)
-        # Those that may be in flight, for checkpoints.
+        # Messages that may be in flight, for checkpoints.
         self._sent: dict[Op, deque[tuple[Unit, Any]]] = {op: deque(maxlen=count) for op, count in most.items()}
-        self._backed: Gradients = ()  # to send
-        self._gradients: Gradients | None = None  # received
-        self._norms = torch.zeros(0)  # of the gradients of all later stages
-        self._norm: Tensor | None = None  # over all stages
         self._busy, self._gaps, self._updates, self._losses = 0.0, 0, 0, Losses(stage)
         self.doing: tuple[Action, float] | None = None  # the work under way, and since when
         self._seen: dict[int, int] = {}  # batch -> version that its forward saw
-        self._verbs: dict[Op, Callable[[Unit], None]] = {
+        self._verbs: Verbs = {
+            **stage.verbs(),
             Op.FORWARD: self._forward,
-            Op.UPDATE: self._update,
-            Op.SEND_ACTIVATION: lambda unit: links[Op.SEND_ACTIVATION].put(self._handed_over(unit, Op.SEND_ACTIVATION)),
-            Op.RECEIVE_ACTIVATION: lambda unit: self._received.update({unit: links[Op.RECEIVE_ACTIVATION].get()}),
-            Op.SEND_TURN: lambda unit: links[Op.SEND_TURN].put(unit),
-            Op.RECEIVE_TURN: lambda unit: links[Op.RECEIVE_TURN].get(),
-            Op.SEND_NORMS: lambda unit: links[Op.SEND_NORMS].put(self._all_norms()),
-            Op.RECEIVE_NORMS: self._receive_norms,
-            Op.SEND_CLIP: lambda unit: links[Op.SEND_CLIP].put(self._norm),
-            Op.RECEIVE_CLIP: self._receive_clip,
-            Op.SEND_SHARE: lambda unit: links[Op.SEND_SHARE].put(stage.share()),
-            Op.RECEIVE_SHARES: lambda unit: stage.gather(links[Op.RECEIVE_SHARES].get()),
-            **(self._chain(stage) if isinstance(stage, ChainStage) else {}),
-            **(self._predicted(stage) if isinstance(stage, SyntheticStage) else {}),
-            **(self._derived(stage) if isinstance(stage, ForwardStage) else {}),
-            **(self._fed_back(stage) if isinstance(stage, FeedbackStage) else {}),
-        }
-
-    def _chain(self, stage: ChainStage) -> dict[Op, Callable[[Unit], None]]:
-        """What the chain rule adds: gradients come from the next stage and go to the one before."""
-
-        def backward(unit: Unit) -> None:
-            self._backed = stage.backward(unit, self._gradients)
-            self._gradients = None
-
-        def receive(unit: Unit) -> None:
-            self._gradients = self._links[Op.RECEIVE_GRADIENT].get()
-
-        return {
-            Op.RECOMPUTE: stage.recompute,
-            Op.BACKWARD: backward,
-            Op.SEND_GRADIENT: lambda unit: self._links[Op.SEND_GRADIENT].put(self._handed_over(unit, Op.SEND_GRADIENT)),
-            Op.RECEIVE_GRADIENT: receive,
-        }
-
-    def _predicted(self, stage: SyntheticStage) -> dict[Op, Callable[[Unit], None]]:
-        """What predicted gradients add: those that come later are for the predictor."""
-
-        def fit(unit: Unit) -> None:
-            assert self._gradients is not None
-            stage.fit(unit, self._gradients)
-            self._gradients = None
-
-        return {Op.FIT: fit}
-
-    def _derived(self, stage: ForwardStage) -> dict[Op, Callable[[Unit], None]]:
-        """What forward gradients add: directional derivatives go from the last stage to all."""
-
-        def update(unit: Unit) -> None:
-            stage.derivatives(unit[0])
-            self._update(unit)
-
-        def receive(unit: Unit) -> None:
-            stage.learn(unit[0], self._links[Op.RECEIVE_DERIVATIVE].get())
-
-        return {
-            Op.UPDATE: update,
-            Op.SEND_DERIVATIVE: lambda unit: self._links[Op.SEND_DERIVATIVE].put(stage.derivatives(unit[0])),
-            Op.RECEIVE_DERIVATIVE: receive,
-        }
-
-    def _fed_back(self, stage: FeedbackStage) -> dict[Op, Callable[[Unit], None]]:
-        """What feedback adds: the error at the output goes from the last stage to all."""
-        return {
-            Op.SEND_ERROR: lambda unit: self._links[Op.SEND_ERROR].put(stage.error(unit)),
-            Op.RECEIVE_ERROR: lambda unit: stage.take_error(unit, self._links[Op.RECEIVE_ERROR].get()),
+            ACTIVATION.send: self._take_activation,
+            ACTIVATION.receive: lambda unit, x: self._received.update({unit: x}),
+            TURN.send: lambda unit: unit,
+            TURN.receive: lambda unit, turn: None,
         }
 
     def actions(self) -> Iterator[Action]:
@@ -192,7 +127,7 @@ class Interpreter:
             return
         stage.restore(part.pending)
         self._seen = part.seen
-        self._again.extend(stage.unpacked(message) for _, _, message in part.sent)
+        self._resent.extend(stage.decode(message) for _, _, message in part.sent)
         yield from (Action(Op(f"{letter}>"), batch, None, micro) for letter, (batch, micro), _ in part.sent)
         yield from rest(schedule, stage.index, restart.batches, self._feed.numbers(restart.batches - 1))
 
@@ -214,9 +149,9 @@ class Interpreter:
 
     def execute(self, action: Action) -> None:
         """Does one action."""
-        op, unit = action.op, (action.batch, action.micro or 0)
-        if op in self._links:
-            self._verbs[op](unit)
+        op, unit = action.op, action.unit
+        if not op.is_compute:
+            self._exchange(op, unit)
             self._losses.note(action.batch)
             return
         if op is Op.FORWARD and unit[1] == 0:
@@ -224,6 +159,8 @@ class Interpreter:
         started = time.perf_counter()
         self.doing = action, started
         try:
+            if op is Op.UPDATE:
+                self._count_update(unit[0])
             self._verbs[op](unit)
         except Exception as error:
             replica = self.stage.replica if self._schedule.replicas > 1 else None
@@ -235,6 +172,16 @@ class Interpreter:
         self._busy += time.perf_counter() - started
         if op is Op.UPDATE:
             self._after(action.batch)
+
+    def _exchange(self, op: Op, unit: Unit) -> None:
+        """Sends or receives one message."""
+        if op.is_receive:
+            self._verbs[op](unit, self._links[op].get())
+            return
+        message = self._resent.popleft() if self._resent else self._verbs[op](unit)
+        if op in self._sent:
+            self._sent[op].append((unit, message))
+        self._links[op].put(message)
 
     def _after(self, batch: int) -> None:
         """Gives this stage's part where a cut is due, and where a checkpoint is."""
@@ -272,34 +219,14 @@ class Interpreter:
         elif out is not None and out.device.type == "cpu" and not math.isfinite(out.item()):
             raise FloatingPointError(f"the loss is {out.item()}: {NOT_FINITE}")
 
-    def _handed_over(self, unit: Unit, op: Op) -> Any:
-        """The activation or gradient to send, which from here on is the neighbour's alone."""
-        if self._again:
-            message = self._again.popleft()
-        elif op is Op.SEND_GRADIENT:
-            message = self._backed
-        else:
-            message, self._activation = compact(self._activation), None
-        if op in self._sent:
-            self._sent[op].append((unit, message))
+    def _take_activation(self, unit: Unit) -> Any:
+        """The activation to send, which from here on belongs to the neighbour alone."""
+        message, self._activation = compact(self._activation), None
         return message
 
-    def _update(self, unit: Unit) -> None:
-        self._gaps += self.stage.version - self._seen.pop(unit[0])
+    def _count_update(self, batch: int) -> None:
+        self._gaps += self.stage.version - self._seen.pop(batch)
         self._updates += 1
-        if self._schedule.norms and self.stage.index == 0:
-            self._norm = torch.linalg.vector_norm(self._all_norms())
-        self.stage.update(self._norm)
-
-    def _receive_norms(self, unit: Unit) -> None:
-        self._norms = self._links[Op.RECEIVE_NORMS].get()
-
-    def _receive_clip(self, unit: Unit) -> None:
-        self._norm = self._links[Op.RECEIVE_CLIP].get()
-
-    def _all_norms(self) -> Tensor:
-        norms = self.stage.norms()
-        return torch.cat([norms, self._norms.to(norms)])
 
     def part(self, batches: int, *, state: bool = False, until: int | None = None) -> Part:
         """This stage's part of the cut after a number of batches; what it counts starts anew.
@@ -320,9 +247,9 @@ class Interpreter:
         assert not {**self._received, **self._expected}, "a batch is forwarded in part"
         flying = in_flight(self._schedule, stage.index, batches, batches + len(self._seen))
         held = {(op, unit): message for op, each in self._sent.items() for unit, message in each}
-        units = [(action.op, (action.batch, action.micro or 0)) for action in flying]
+        units = [(action.op, action.unit) for action in flying]
         assert held.keys() >= set(units), "a message in flight was not held on to"
-        sent = [(op.channel, unit, stage.packed(held[op, unit])) for op, unit in units]
+        sent = [(op.channel, unit, stage.encode(held[op, unit])) for op, unit in units]
         counts = Counts(self._busy, self._gaps, self._updates, *self._losses.apart(batches))
         saved = saver.write(stage, batches, counts=counts, seen=self._seen, sent=sent)
         return Part(stage.index, batches, 0.0, 0.0, saved=saved, replica=stage.replica)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from freewheel.stage import Dual
+from freewheel.tangents import Dual
 
 ALIGNMENT = 64
 _NAMED: dict[str, Any] = {"Dual": Dual}  # named tuples that may travel

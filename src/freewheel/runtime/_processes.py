@@ -166,7 +166,7 @@ def _work_through(packed_order: bytes, rank: int, roles: Sequence[str], port: in
     torch.set_num_threads(order.threads)
     stage = order.build()
     stage.load(order.state)
-    caller, schedule = len(roles) - 1, stage.options.schedule
+    caller, schedule = len(roles) - 1, stage.schedule
     store = joined_store(port, order.timeout)
     world = World(store, rank, roles, transport=order.transport, timeout=order.timeout, device=stage.device)
     wires = wires_of(schedule, caller, prefetch=order.prefetch, depth=order.depth)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from freewheel.plan import Op, Schedule
+from freewheel.plan import SHARE, Op, Schedule
 from freewheel.runtime._channels import Channel, Receiver, Sender
 from freewheel.runtime._feed import Batch
 from freewheel.runtime._pieces import cut_in_samples
@@ -83,19 +83,20 @@ def _copied(tree: Any) -> Any:
 
 def peers(channels: Mapping[tuple[int, int, int], Any], stage: Stage) -> dict[Op, Peers]:
     """A stage's channels by the op that uses them, out of all by stage, sending and receiving replica."""
-    if stage.options.schedule.replicas == 1:
+    if stage.schedule.replicas == 1:
         return {}
     own = {key[1:]: channel for key, channel in channels.items() if key[0] == stage.index}
     senders = {b: channel for (a, b), channel in own.items() if a == stage.replica}
     both = Peers(stage.replica, senders, {a: channel for (a, b), channel in own.items() if b == stage.replica})
-    return {Op.SEND_SHARE: both, Op.RECEIVE_SHARES: both}
+    return {SHARE.send: both, SHARE.receive: both}
 
 
 def titles(schedule: Schedule) -> list[str]:
     """What the stages of all replicas are called in errors, in the order of their ranks.
 
     Example:
-        >>> titles(Schedule(delays=(1, 0))), titles(Schedule(delays=(0,), replicas=2))
+        >>> from freewheel.credit import Chain
+        >>> titles(Schedule(credit=Chain(), delays=(1, 0))), titles(Schedule(credit=Chain(), delays=(0,), replicas=2))
         (['stage 0', 'stage 1'], ['stage 0, replica 0', 'stage 0, replica 1'])
     """
     stages = range(schedule.stages)

@@ -11,7 +11,7 @@ from itertools import permutations
 from typing import Any
 
 from freewheel.checkpoint import Restart, Saver
-from freewheel.plan import DIRECTION, Op, capacity, channel_of
+from freewheel.plan import SHARE, Op, capacity, routes
 from freewheel.runtime._channels import Channel, Sender
 from freewheel.runtime._feed import Batch, Feed
 from freewheel.runtime._interpreter import Interpreter, Part
@@ -97,7 +97,7 @@ class Run:
     abroad: Abroad = field(default_factory=Abroad)
 
     def __post_init__(self) -> None:
-        self.schedule = self.stages[0].options.schedule
+        self.schedule = self.stages[0].schedule
         self.places = self.schedule.stages * self.schedule.replicas  # stages of all replicas
         # A target waits for its batch to come through, and the pipeline holds no more batches than this.
         lengths = sum(a for a, _ in self.schedule.lengths())
@@ -194,10 +194,10 @@ class Local:
             for k in range(schedule.stages)
             if schedule.gets_targets(k)
         }
-        pairs = [(letter, k) for letter, way in DIRECTION.items() if way for k in range(schedule.stages - 1)]
-        channels = [{pair: Channel(capacity(schedule, pair)) for pair in pairs} for _ in replicas]
+        pairs = [(m.letter, k) for m in schedule.messages if m.way for k in range(schedule.stages - 1)]
+        channels = [{pair: Channel(capacity(schedule, *pair)) for pair in pairs} for _ in replicas]
         across = {
-            (k, a, b): Channel(capacity(schedule, ("r", k)))
+            (k, a, b): Channel(capacity(schedule, SHARE.letter, k))
             for k in range(schedule.stages)
             for a, b in permutations(replicas, 2)
         }
@@ -209,7 +209,7 @@ class Local:
                 run.feed,
                 inputs=self.batches[input_of(stage.replica)] if stage.index == 0 else None,
                 targets=self.batches.get(target_of(stage.replica, stage.index)),
-                links={**links(channels[stage.replica], stage.index), **peers(across, stage)},
+                links={**links(channels[stage.replica], stage), **peers(across, stage)},
                 on_part=run.collect,
                 states=run.states,
                 saver=run.saver,
@@ -238,7 +238,6 @@ class Local:
             channel.close()
 
 
-def links(channels: dict[tuple[str, int], Any], stage: int) -> dict[Op, Any]:
-    """The channels of one stage, by the op that uses them."""
-    used = {op: channels.get(channel_of(op, stage)) for op in Op if not op.is_compute}
-    return {op: channel for op, channel in used.items() if channel is not None}
+def links(channels: dict[tuple[str, int], Any], stage: Stage) -> dict[Op, Any]:
+    """The channels of one stage to its neighbours, by the op that uses them."""
+    return {op: channels[route] for op, route in routes(stage.schedule, stage.index).items() if route in channels}

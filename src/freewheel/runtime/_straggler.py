@@ -29,14 +29,14 @@ class Straggler:
     @classmethod
     def of(cls, stage: Stage) -> Straggler | None:
         """The one that was asked for at this stage, if any was."""
-        asked = stage.options.slow.get(stage.index)
+        asked = (stage.config.slow or {}).get(stage.index)
         return None if asked is None else cls(stage, *asked)
 
     def hold_up(self, batch: int, started: float) -> None:
         """Called after an action that computed since `started`; sleeps if the batch is a slow one."""
         if self._stage.device.type == "cuda":  # what was launched must have ended, for its time to be known
             torch.cuda.current_stream(self._stage.device).synchronize()
-        if is_slow(self._stage.options.seed, self._stage.index, self._stage.first_batch + batch, self._probability):
+        if is_slow(self._stage.config.seed, self._stage.index, self._stage.first_batch + batch, self._probability):
             self._naps.take(self._factor * (time.perf_counter() - started))
 
 

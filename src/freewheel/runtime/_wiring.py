@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from freewheel.checkpoint import File, Saved
-from freewheel.plan import DIRECTION, Op, Schedule, capacity, channel_of
+from freewheel.plan import SHARE, Op, Schedule, capacity, routes
 from freewheel.runtime._channels import ClosedError, Receiver, Sender
 from freewheel.runtime._interpreter import Part
 from freewheel.runtime._replicas import peers
@@ -31,19 +31,22 @@ def wires_of(schedule: Schedule, caller: int, *, prefetch: int, depth: int) -> l
 
     The stages of replica r have the ranks from r·K on.
     """
-    used, count = _letters(schedule), schedule.stages
+    count = schedule.stages
     teams = [range(first, first + count) for first in range(0, count * schedule.replicas, count)]
     out = []
     for ranks in teams:
         for boundary, pair in enumerate(pairwise(ranks)):
-            for letter in (letter for letter in DIRECTION if letter in used):
-                sender, receiver = pair if DIRECTION[letter] > 0 else pair[::-1]
-                name = f"{letter}{boundary} {sender}>{receiver}"
-                out.append(Wire(name, sender, receiver, capacity(schedule, (letter, boundary)), joins_stages=True))
+            for message in (message for message in schedule.messages if message.way):
+                sender, receiver = pair if message.way > 0 else pair[::-1]
+                name, length = (
+                    f"{message.letter}{boundary} {sender}>{receiver}",
+                    capacity(schedule, message.letter, boundary),
+                )
+                out.append(Wire(name, sender, receiver, length, joins_stages=True))
     for stage, ranks in enumerate(zip(*teams)):
         for (a, sender), (b, receiver) in permutations(enumerate(ranks), 2):
             name = f"share {stage} {a} {b}"
-            out.append(Wire(name, sender, receiver, capacity(schedule, ("r", stage)), joins_stages=True))
+            out.append(Wire(name, sender, receiver, capacity(schedule, SHARE.letter, stage), joins_stages=True))
     for rank in (rank for ranks in teams for rank in ranks if rank != caller):
         out.append(Wire(f"announce {rank}", caller, rank, depth))
         out.append(Wire(f"part {rank}", rank, caller, CUTS_AT_A_TIME))
@@ -57,28 +60,14 @@ def wires_of(schedule: Schedule, caller: int, *, prefetch: int, depth: int) -> l
     return out
 
 
-def _letters(schedule: Schedule) -> set[str]:
-    """The kinds of messages that a plan has."""
-    return {
-        "a",
-        *(["g"] if schedule.sends_gradients else []),
-        *(["d"] if schedule.credit == "forward" else []),
-        *(["e"] if schedule.sends_errors else []),
-        *(["t"] if schedule.turns else []),
-        *(["n", "c"] if schedule.norms else []),
-    }
-
-
 def links_of(stage: Stage, ends: Mapping[str, Any]) -> dict[Op, Any]:
     """A stage's ends of the wires to its neighbours and to its replicas, by the op that uses them."""
     found = {name.split(" ")[0]: end for name, end in ends.items() if " " in name and name.split(" ")[0][1:].isdigit()}
     shares = {tuple(map(int, name.split()[1:])): end for name, end in ends.items() if name.startswith("share ")}
     out: dict[Op, Any] = {**peers(shares, stage)}  # pyright: ignore[reportArgumentType]
-    for op in Op:
-        if not op.is_compute:
-            letter, boundary = channel_of(op, stage.index)
-            if f"{letter}{boundary}" in found:
-                out[op] = found[f"{letter}{boundary}"]
+    for op, (letter, boundary) in routes(stage.schedule, stage.index).items():
+        if f"{letter}{boundary}" in found:
+            out[op] = found[f"{letter}{boundary}"]
     return out
 
 

@@ -15,7 +15,16 @@ from freewheel._malloc import keep_freed_memory
 from freewheel.split._line import Line
 from freewheel.split._tree import map_tensors, tensors
 from freewheel.split._undisturbed import undisturbed
-from freewheel.tangents import Directions, DualMode, Source, Tangents, Waiting, enter_level, explained, leave_level
+from freewheel.tangents import (
+    Directions,
+    DualMode,
+    PendingBatch,
+    TangentOptions,
+    TangentSource,
+    enter_level,
+    explained,
+    leave_level,
+)
 
 WARM_UP = 2
 REPEATS = 7
@@ -122,15 +131,15 @@ def _dual_step(line: Line, example: Any, clock: Callable[[], float]) -> Seconds:
     """The seconds of each unit in one step of forward gradients."""
     named = [((name,), p) for name, p in line.model.named_parameters()]
     device = named[0][1].device if named else torch.device("cpu")
-    directions = Directions(Tangents(), (0, 0), named, {id(p): 1.0 for _, p in named}, {}, device)
-    drawn = Waiting(0, [float(p.requires_grad) for _, p in named])
+    directions = Directions(TangentOptions(), (0, 0), named, {id(p): 1.0 for _, p in named}, {}, device)
+    drawn = PendingBatch(0, [float(p.requires_grad) for _, p in named])
     used: dict[int, fx.Node] = {}  # the unit that used a parameter first
 
     def note(unit: fx.Node, value: Any) -> None:
         for index in drawn.used - used.keys():
             used[index] = unit
 
-    with DualMode(Source(directions, drawn, (0, 0)), {}):
+    with DualMode(TangentSource(directions, drawn, (0, 0)), {}):
         seconds, _ = _walk(line, example, clock, note)
     derivatives = {0: torch.ones(1, device=device)}
     with torch.no_grad():

@@ -1,59 +1,53 @@
-"""Stages: a module, its optimizer, its weight versions, and the corrections of its gradient and step."""
+"""Stages: a module, its optimizer, its weight versions and its random numbers. How it learns is up to the credit."""
 
-from freewheel.stage._chain import ChainStage
-from freewheel.stage._corrections import (
-    Accumulate,
-    Correction,
-    DelayCompensation,
-    Discrepancy,
-    Gradients,
-    Hooks,
-    Shrink,
-    Site,
-    StalenessStep,
+from freewheel.stage._blueprint import Blueprint, StageOptions, blueprints, factory_of
+from freewheel.stage._random import SeededDraws
+from freewheel.stage._recurrent import Recurrent, recurrent_layers
+from freewheel.stage._stage import Stage, Tree, Verbs, add
+from freewheel.stage._state import kept_buffers, load_buffers, load_tensors, scratch_buffers, tensors_of
+from freewheel.stage._trees import (
+    Shape,
+    copies,
+    flatten,
+    homes,
+    map_tensors,
+    memory,
+    tensors_among,
+    to_device,
+    unflatten,
+    versions,
 )
-from freewheel.stage._feedback import AlignedStage, FeedbackStage, Layers
-from freewheel.stage._forward import Dual, ForwardStage
-from freewheel.stage._heads import DRAWS, Draw, Heads
-from freewheel.stage._local import LocalStage
-from freewheel.stage._owned import HeadedStage
-from freewheel.stage._predictors import Predictors
-from freewheel.stage._recurrent import Recurrent
-from freewheel.stage._stage import Loss, Stage, StageOptions
-from freewheel.stage._state import load_buffers, load_tensors, tensors_of
-from freewheel.stage._synthetic import SyntheticStage
-from freewheel.stage._trees import homes, to_device
+from freewheel.stage._weights import Current, Live, Stash, WeightVersions
 
 __all__ = [
-    "DRAWS",
-    "Accumulate",
-    "AlignedStage",
-    "ChainStage",
-    "Correction",
-    "DelayCompensation",
-    "Discrepancy",
-    "Draw",
-    "Dual",
-    "FeedbackStage",
-    "ForwardStage",
-    "Gradients",
-    "HeadedStage",
-    "Heads",
-    "Hooks",
-    "Layers",
-    "LocalStage",
-    "Loss",
-    "Predictors",
+    "Blueprint",
+    "Current",
+    "Live",
     "Recurrent",
-    "Shrink",
-    "Site",
+    "SeededDraws",
+    "Shape",
     "Stage",
     "StageOptions",
-    "StalenessStep",
-    "SyntheticStage",
+    "Stash",
+    "Tree",
+    "Verbs",
+    "WeightVersions",
+    "add",
+    "blueprints",
+    "copies",
+    "factory_of",
+    "flatten",
     "homes",
+    "kept_buffers",
     "load_buffers",
     "load_tensors",
+    "map_tensors",
+    "memory",
+    "recurrent_layers",
+    "scratch_buffers",
+    "tensors_among",
     "tensors_of",
     "to_device",
+    "unflatten",
+    "versions",
 ]

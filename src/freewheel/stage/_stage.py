@@ -3,99 +3,74 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from freewheel._seeds import seed_of
-from freewheel.feedback import Feedback
-from freewheel.plan import Schedule
-from freewheel.stage._corrections import Correction, Gradients, Hooks, Site
-from freewheel.stage._heads import Heads
-from freewheel.stage._predictors import Predictors
+from freewheel.corrections import Gradients, Site, StageCorrections
+from freewheel.plan import CLIP, NORMS, SHARE, Op, Unit
+from freewheel.stage._blueprint import Blueprint
 from freewheel.stage._random import SeededDraws
 from freewheel.stage._state import load_tensors, scaled, tensors_of
 from freewheel.stage._trees import to_device
-from freewheel.stage._weights import Live, Weights
-from freewheel.tangents import Tangents
+from freewheel.stage._weights import Live, WeightVersions
 
-Unit = tuple[int, int]  # batch, micro-batch
 Tree = Any  # a tensor, or tuples, lists and dicts of them
-Loss = Callable[[Any, Any], Tensor]
+Verbs = dict[Op, Callable[..., Any]]  # work: f(unit); a send: f(unit) -> message; a receive: f(unit, message)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageOptions:
-    """What all stages of a run share."""
-
-    schedule: Schedule
-    corrections: tuple[Correction, ...] = ()
-    tangents: Tangents = field(default_factory=Tangents)
-    heads: Heads = field(default_factory=Heads)
-    predictors: Predictors = field(default_factory=Predictors)
-    classes: int = 0  # outputs of the network, where heads or predictors need to know
-    feedback: Feedback | None = None
-    loss: Loss
-    clip: float | None = None
-    autocast: torch.dtype | None = None
-    seed: int = 0
-    slow: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # stage -> probability, factor
-
-
-@dataclass
 class Stage(ABC):
-    """A module with its optimizer. How it learns from a batch is its kind's own: see `ChainStage`, `ForwardStage`."""
+    """A module with its optimizer. How it learns from a batch is up to the credit, which has a subclass for it."""
 
-    index: int
-    module: nn.Module
-    device: torch.device
-    options: StageOptions
-    optimizer: torch.optim.Optimizer | None
-    scheduler: torch.optim.lr_scheduler.LRScheduler | None
-    first_batch: int = 0  # batches trained in earlier runs, so that random numbers do not repeat
-    epoch: int = 0  # of the batch that is being forwarded, earlier runs included
-    version: int = 0
-    losses: list[tuple[Tensor, int]] = field(default_factory=list)  # of the last action, with their samples
-    replica: int = 0
-
-    def __post_init__(self) -> None:
-        schedule = self.options.schedule
+    def __init__(self, blueprint: Blueprint) -> None:
+        self.blueprint, self.options = blueprint, blueprint.options
+        self.index, self.replica, self.device = blueprint.index, blueprint.replica, blueprint.device
+        self.config, self.credit = self.options.config, self.options.credit
+        schedule = self.schedule = self.options.schedule
+        self.module = deepcopy(blueprint.module) if self.replica else blueprint.module
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+        if blueprint.optimizer is not None:
+            self.optimizer, self.scheduler = blueprint.make_optimizer(blueprint.optimizer, self.module)
+        self.first_batch = 0  # batches trained in earlier runs, so that random numbers do not repeat
+        self.epoch = 0  # of the batch that is being forwarded, earlier runs included
+        self.version = 0
+        self.losses: list[tuple[Tensor, int]] = []  # of the last action, with the number of samples
         self.first_piece = self.replica * schedule.micro  # of each batch, counted through all replicas
         self.is_last = self.index == schedule.stages - 1
         self.delay = schedule.delays[self.index]
-        self.hooks: list[Hooks] = [
-            c.attach(Site(self.index, schedule.stages, self.delay)) for c in self.options.corrections
-        ]
-        self.hooks = [h for h in self.hooks if type(h) is not Hooks]
-        self.weights: Weights = Live(self.module)
+        self.corrections = StageCorrections(self.options.corrections, Site(self.index, schedule.stages, self.delay))
+        self.weights: WeightVersions = Live(self.module)
         self.collects = False  # whether the weights hold the gradient of earlier batches
+        self.retains = False  # whether to hold all that a checkpoint needs
         self._draws = True  # whether the module draws random numbers, as its first forward of a run shows
         self._edits = True  # whether the module changes its input in place, likewise
-        self.keeps = False  # whether all that a checkpoint needs is held on to
+        self._later_norms = torch.zeros(0)  # of the gradients of all later stages
+        self._norm: Tensor | None = None  # over all stages, where clipping is global
 
     def begin(self, batches_before: int, epochs_before: int) -> None:
-        """Starts a run with an empty pipeline, after so many batches and epochs in earlier ones."""
+        """Starts a run with an empty pipeline, after earlier runs of so many batches and epochs."""
         self.first_batch, self.epoch, self.version, self.losses = batches_before, epochs_before, 0, []
         self.weights = self._make_weights()
         self._draws = self._edits = True
 
     def end(self) -> None:
-        """Lets go of all that a run holds between its batches."""
+        """Drops all that a run holds between its batches."""
         self.weights = Live(self.module)
         self._forget()
 
     @abstractmethod
-    def _make_weights(self) -> Weights:
-        """The versions of the weights that this kind of stage needs."""
+    def _make_weights(self) -> WeightVersions:
+        """Makes the versions of the weights that this kind of stage needs."""
 
     @abstractmethod
     def _forget(self) -> None:
-        """Drops what waits for its update."""
+        """Drops what is pending."""
 
     @abstractmethod
     def forward(
@@ -103,19 +78,31 @@ class Stage(ABC):
     ) -> Tree:
         """Runs the module on a (micro-)batch and returns what the next stage gets; the last stage returns its loss.
 
-        `share` is this micro-batch's share of the replica's samples, `weight` that of these in the whole batch. None
-        stands for a micro-batch without samples, and passes.
+        `share` is this micro-batch's share of the replica's samples, `weight` the share of these in the whole batch.
+        None stands for a micro-batch without samples, and passes.
         """
+
+    def verbs(self) -> Verbs:
+        """What each action of the plan does here, beside forwards and activations. A credit adds its own."""
+        return {
+            Op.UPDATE: lambda unit: self.update(unit[0]),
+            SHARE.send: lambda unit: self.contribution(),
+            SHARE.receive: lambda unit, contributions: self.all_reduce(contributions),
+            NORMS.send: lambda unit: self._all_norms(),
+            NORMS.receive: lambda unit, norms: setattr(self, "_later_norms", norms),
+            CLIP.send: lambda unit: self._norm,
+            CLIP.receive: lambda unit, norm: setattr(self, "_norm", norm),
+        }
 
     # -- calling the module ----------------------------------------------------------------------------------------
 
     def _call(self, unit: Unit, x: Tree, target: Tree) -> Tree:
         """The module, and the loss behind the last one, with the random numbers of this unit."""
-        dtype = self.options.autocast
+        dtype = self.config.autocast
         if not self._draws and dtype is None:
             return self._plain_call(x, target)
         batch, micro = unit
-        draws = SeededDraws(seed_of(self.options.seed, self.index, self.first_batch + batch, self.first_piece + micro))
+        draws = SeededDraws(seed_of(self.config.seed, self.index, self.first_batch + batch, self.first_piece + micro))
         casts = torch.autocast(self.device.type, dtype=dtype) if dtype is not None else nullcontext()
         with casts, draws if self._draws else nullcontext():
             out = self._plain_call(x, target)
@@ -126,71 +113,80 @@ class Stage(ABC):
         out = self.module(x)
         return self._finish(out, target) if self.is_last else out
 
-    @abstractmethod
     def _finish(self, out: Tree, target: Tree) -> Tree:
         """What the last stage makes of its output."""
+        return self._loss(out, target)
 
     def _loss(self, out: Tree, target: Tree) -> Tensor:
-        loss = self.options.loss(out, to_device(target, self.device))
+        loss = self.config.loss(out, to_device(target, self.device))
         if not isinstance(loss, Tensor) or loss.dim():
-            came = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            shape = getattr(loss, "shape", None)
+            came = type(loss).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
             raise TypeError(f"loss gave {came}: it must give one number, a tensor without dimensions; take its mean()")
         return loss
 
     # -- update ----------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def share(self) -> Tree:
-        """What the other replicas need to know for the next update."""
+    def contribution(self) -> Tree:
+        """What the other replicas need for the next update."""
 
     @abstractmethod
-    def gather(self, shares: Sequence[Tree]) -> None:
-        """Takes the shares of all replicas, in their order: every one of them makes the same update of them."""
+    def all_reduce(self, contributions: Sequence[Tree]) -> None:
+        """Combines the contributions of all replicas, in their order: every one of them then makes the same update."""
 
     @abstractmethod
     def norms(self) -> Tensor:
         """The norm of each weight's gradient, for clipping by the norm over all stages."""
 
     @abstractmethod
-    def update(self, norm: Tensor | None = None) -> None:
-        """Applies the gradient to the newest weights; `norm` is the one over all stages where clipping is global."""
+    def _update(self) -> None:
+        """Applies the gradient to the newest weights."""
 
-    def _apply(self, gradients: Gradients, then: Sequence[Tensor], norm: Tensor | None) -> None:
-        """One update with the gradients of a batch, taken at the weights of `then`."""
+    def update(self, batch: int) -> None:
+        """Makes the update of a batch."""
+        if self.schedule.norms and self.index == 0:
+            self._norm = torch.linalg.vector_norm(self._all_norms())
+        self._update()
+
+    def _all_norms(self) -> Tensor:
+        norms = self.norms()
+        return torch.cat([norms, self._later_norms.to(norms)])
+
+    def _apply(self, gradients: Gradients, stale_weights: Sequence[Tensor]) -> None:
+        """One update with the gradients of a batch, taken at the stale weights."""
+        live = self.weights.live
         with torch.no_grad():
-            for hook in self.hooks:
-                gradients = hook.gradient(gradients, self.weights.live, then)
+            step = self.corrections.update(gradients, live, stale_weights)
+            gradients = step.gradients
             if self.collects:
-                gradients = [add(weight.grad, g) for weight, g in zip(self.weights.live, gradients)]
-            for weight, gradient in zip(self.weights.live, gradients):
+                gradients = [add(weight.grad, g) for weight, g in zip(live, gradients)]
+            for weight, gradient in zip(live, gradients):
                 weight.grad = gradient
-            self.collects = sum(hook.skips() for hook in self.hooks) > 0  # every one of them counts the batch
-            if not self.collects:
-                self._clip(norm)
-                self._step()
+            self.collects = step.skip
+            if not step.skip:
+                self._clip()
+                self._step(step.scale)
                 self._stepped()
-            for hook in self.hooks:
-                hook.updated(self.weights.live)
+            self.corrections.updated(live)
         self._updated()
 
-    def _clip(self, norm: Tensor | None) -> None:
-        limit = self.options.clip
-        if norm is not None and limit is not None:
-            nn.utils.clip_grads_with_norm_(self._learners(), limit, norm)
+    def _clip(self) -> None:
+        limit = self.config.clip
+        if limit is not None and self.schedule.norms:
+            assert self._norm is not None
+            nn.utils.clip_grads_with_norm_(self._trained(), limit, self._norm)
         elif limit is not None:
-            nn.utils.clip_grad_norm_(self._learners(), limit)
+            nn.utils.clip_grad_norm_(self._trained(), limit)
 
-    def _learners(self) -> list[nn.Parameter]:
+    def _trained(self) -> list[nn.Parameter]:
         """All that an update changes."""
         return self.weights.live
 
-    def _step(self) -> None:
+    def _step(self, scale: float = 1.0) -> None:
         """Lets the optimizer use the gradients that are there."""
         if self.optimizer is None:
             return
-        scale = 1.0
-        for hook in self.hooks:
-            scale *= hook.scale()
         with scaled(self.optimizer, scale):
             self.optimizer.step()
         for weight in self.weights.live:
@@ -207,52 +203,56 @@ class Stage(ABC):
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """A copy of all that version N of this stage is: weights, buffers, optimizer, scheduler, corrections, head."""
+        """Copies all that version N of this stage is: weights, buffers, optimizer, scheduler, corrections, head."""
         return {
             "module": {name: t.detach().clone() for name, t in tensors_of(self.module).items()},
             "optimizer": deepcopy(self.optimizer.state_dict()) if self.optimizer else None,
             "scheduler": deepcopy(self.scheduler.state_dict()) if self.scheduler else None,
-            "hooks": [hook.state() for hook in self.hooks],
+            "corrections": deepcopy(self.corrections.state()),
             "gradients": [None if w.grad is None else w.grad.clone() for w in self.weights.live],
             "head": deepcopy(self.head_state()),
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Goes back to such a copy; whatever was in flight is gone."""
+        """Restores such a copy; whatever was in flight is gone."""
         load_tensors(self.module, state["module"])
         if self.optimizer:
             self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler:
             self.scheduler.load_state_dict(state["scheduler"])
-        for hook, remembered in zip(self.hooks, state["hooks"]):
-            hook.load(remembered)
+        self.corrections.load(to_device(state["corrections"], self.device))
         for weight, gradient in zip(self.weights.live, state["gradients"]):
             weight.grad = to_device(gradient, weight.device)
         self.collects = any(gradient is not None for gradient in state["gradients"])
         self.load_head(state["head"])
 
+    @property
+    def head(self) -> nn.Module | None:
+        """A small network of the stage's own; None where there is none, or none yet."""
+        return None
+
     def head_state(self) -> dict[str, Any] | None:
-        """What a small network of the stage's own is, by reference; None where there is none, or none yet."""
+        """The state of that network, by reference."""
         return None
 
     def load_head(self, state: dict[str, Any] | None) -> None:  # noqa: B027
-        """Goes back to such a one."""
+        """Restores such a state."""
 
     def pending(self) -> dict[str, Any]:
-        """What waits for its update, in plain containers, by reference: with `state`, all that the stage holds."""
+        """What is pending, in plain containers, by reference: with `state`, all that the stage holds."""
         return {"version": self.version, "epoch": self.epoch, "draws": self._draws, "edits": self._edits}
 
     def restore(self, pending: dict[str, Any]) -> None:
-        """Takes such things up again; between `begin` and the first action of a run."""
+        """Restores what was pending; between `begin` and the first action of a run."""
         self.version, self.epoch = pending["version"], pending["epoch"]
         self._draws, self._edits = pending["draws"], pending["edits"]
 
-    def packed(self, message: Tree) -> Tree:
-        """What this stage passes on, in plain containers."""
+    def encode(self, message: Tree) -> Tree:
+        """Turns a message of this stage into plain containers."""
         return message
 
-    def unpacked(self, message: Tree) -> Tree:
-        """The same the other way round."""
+    def decode(self, message: Tree) -> Tree:
+        """The inverse of `encode`."""
         return message
 
 

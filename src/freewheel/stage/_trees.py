@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -64,14 +64,24 @@ def unflatten(leaves: list[Any], shape: Shape) -> Any:
     return tree_unflatten(leaves, shape)
 
 
+def tensors_among(leaves: Iterable[Any]) -> list[Tensor]:
+    """The leaves that are tensors."""
+    return [t for t in leaves if isinstance(t, Tensor)]
+
+
+def map_tensors(function: Callable[[Tensor], Any], leaves: Iterable[Any]) -> list[Any]:
+    """Applies a function to the leaves that are tensors; the others stay as they are."""
+    return [function(t) if isinstance(t, Tensor) else t for t in leaves]
+
+
 def copies(leaves: Sequence[Any]) -> list[Any]:
     """The leaves, each tensor a copy."""
-    return [t.clone() if isinstance(t, Tensor) else t for t in leaves]
+    return map_tensors(Tensor.clone, leaves)
 
 
 def versions(leaves: Sequence[Any]) -> list[int]:
     """How often each tensor has been changed in place."""
-    return [t._version for t in leaves if isinstance(t, Tensor)]
+    return [t._version for t in tensors_among(leaves)]
 
 
 def memory(leaves: Sequence[Any]) -> set[int]:
@@ -84,5 +94,5 @@ def memory(leaves: Sequence[Any]) -> set[int]:
         >>> memory([torch.eye(2).to_sparse()])
         set()
     """
-    dense = [t for t in leaves if isinstance(t, Tensor) and t.layout is torch.strided and t.numel()]
+    dense = [t for t in tensors_among(leaves) if t.layout is torch.strided and t.numel()]
     return {t.untyped_storage().data_ptr() for t in dense}

@@ -22,7 +22,7 @@ OTHER_GRAPH = (
 )
 
 
-class Weights(ABC):
+class WeightVersions(ABC):
     """The trainable weights of a stage and their versions."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -50,7 +50,7 @@ class Weights(ABC):
     def restore(self, pending: dict[str, Any]) -> None:  # noqa: B027
         """Holds such versions again; the graphs that need them are made after this."""
 
-    def handing_out(self, saved: Sequence[Any]) -> AbstractContextManager[object]:
+    def replaying(self, saved: Sequence[Any]) -> AbstractContextManager[object]:
         """Inside, a forward is done again, and its graph gets what autograd saved the first time."""
         return nullcontext()
 
@@ -60,7 +60,7 @@ class Weights(ABC):
         return 1
 
 
-class Live(Weights):
+class Live(WeightVersions):
     """The weights themselves: for a stage that learns before it changes."""
 
     def forward(self, version: int) -> AbstractContextManager[Tensors]:
@@ -68,7 +68,7 @@ class Live(Weights):
         return nullcontext(self.live)
 
 
-class Stash(Weights):
+class Stash(WeightVersions):
     """A copy for each version that a graph still needs; freed, and used again, as soon as none does.
 
     With `predict`, the copy is extrapolated by that many steps along the last one:
@@ -143,7 +143,7 @@ class Stash(Weights):
         return copy
 
 
-class Current(Weights):
+class Current(WeightVersions):
     """The newest weights with the forward's stored activations (PipeMare).
 
     The forward packs every saved tensor that shares memory with a weight as a handle. The backward unpacks it as the
@@ -152,9 +152,9 @@ class Current(Weights):
     view of it and keeps its forward-time value.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, corrected: Callable[[Tensors], Tensors] = lambda weights: weights) -> None:
         super().__init__(module)
-        self.corrected: Callable[[Tensors], Tensors] | None = None
+        self._corrected = corrected
         self._spans: dict[int, list[tuple[range, int]]] = {}  # storage -> where in it each weight lies
         for i, p in enumerate(self.live):
             start = int(p.storage_offset())
@@ -173,14 +173,14 @@ class Current(Weights):
     def backward(self) -> Iterator[None]:
         """Resolves the handles to the weights of now."""
         with torch.no_grad():
-            self._seen = self.corrected(self.live) if self.corrected else self.live
+            self._seen = self._corrected(self.live)
         try:
             yield
         finally:
             self._seen = self.live
 
     @contextmanager
-    def handing_out(self, saved: Sequence[Any]) -> Iterator[None]:
+    def replaying(self, saved: Sequence[Any]) -> Iterator[None]:
         """Runs a forward whose values are not those of the first time, but are not used either."""
         self._given = iter(saved)
         try:

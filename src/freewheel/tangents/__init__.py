@@ -2,36 +2,45 @@
 
 from freewheel.tangents._activations import Mover
 from freewheel.tangents._compiled import Given, compiled
-from freewheel.tangents._config import DISTRIBUTIONS, PERTURBS, Direction, Distribution, Perturb, Tangents
-from freewheel.tangents._directions import Derivatives, Directions, Place, Source, Waiting
+from freewheel.tangents._compiled_pass import CompiledPass, SplitDuals, signature_of
+from freewheel.tangents._directions import Derivatives, Directions, PendingBatch, TangentKey, TangentSource
 from freewheel.tangents._draw import Drawer
+from freewheel.tangents._handover import Dual, Handover, split_duals
 from freewheel.tangents._level import dual, enter_level, leave_level
 from freewheel.tangents._mode import DualMode, explained
+from freewheel.tangents._options import PERTURBS, Direction, Perturb, TangentOptions
 from freewheel.tangents._scale import Scale, check_patterns
 from freewheel.tangents._transfer import Transfer
+from freewheel.tangents.distributions import DISTRIBUTIONS, Distribution
 
 __all__ = [
     "DISTRIBUTIONS",
     "PERTURBS",
+    "CompiledPass",
     "Derivatives",
     "Direction",
     "Directions",
     "Distribution",
     "Drawer",
+    "Dual",
     "DualMode",
     "Given",
+    "Handover",
     "Mover",
+    "PendingBatch",
     "Perturb",
-    "Place",
     "Scale",
-    "Source",
-    "Tangents",
+    "SplitDuals",
+    "TangentKey",
+    "TangentOptions",
+    "TangentSource",
     "Transfer",
-    "Waiting",
     "check_patterns",
     "compiled",
     "dual",
     "enter_level",
     "explained",
     "leave_level",
+    "signature_of",
+    "split_duals",
 ]

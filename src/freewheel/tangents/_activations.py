@@ -20,7 +20,7 @@ from torch.autograd.forward_ad import unpack_dual
 from freewheel.tangents._level import dual
 
 if TYPE_CHECKING:
-    from freewheel.tangents._directions import Directions, Waiting
+    from freewheel.tangents._directions import Directions, PendingBatch
 
 
 class Move(NamedTuple):
@@ -29,7 +29,7 @@ class Move(NamedTuple):
     weight: int  # the weight's number among the stage's parameters
     bias: int | None
     x: Tensor
-    version: int  # of x: how often it had been changed in place
+    version: int  # of x: how often it had been changed in key
     shape: torch.Size  # of the output
     use: int  # how many uses of the weight came before in the same pass
     conv: tuple[Any, ...] | None  # stride, padding, dilation and groups of a convolution
@@ -39,8 +39,8 @@ class Move(NamedTuple):
 class Mover:
     """Runs Linear and Conv2d layers with moved outputs, and remembers their inputs."""
 
-    def __init__(self, directions: Directions, waiting: Waiting, place: tuple[int, int]) -> None:
-        self._directions, self._waiting, self._place = directions, waiting, place
+    def __init__(self, directions: Directions, pending: PendingBatch, key: tuple[int, int]) -> None:
+        self._directions, self._pending, self._tangent_key = directions, pending, key
         self._uses: dict[int, int] = {}
         self._moves: list[Move] = []
         self._lasting = 0  # how many of them came before a recurrent layer
@@ -81,14 +81,14 @@ class Mover:
             return NotImplemented  # a weight made from parameters: they have tangents themselves
         plain = None if bias is None else bias.detach()
         value, tangent = unpack_dual(layer(x, weight.detach(), plain, *(conv or ())))
-        alpha = self._directions.alpha_of_move(self._waiting, index, other)
+        alpha = self._directions.alpha_of_move(self._pending, index, other)
         if alpha == 0:
             return value if tangent is None else dual(value, tangent)
         use = self._uses.get(index, 0)
         self._uses[index] = use + 1
         move = Move(index, other, unpack_dual(x).primal, x._version, value.shape, use, conv)
         self._moves.append(move)
-        v = self._directions.draw_move(self._waiting, self._place, move).mul_(alpha).to(value.dtype)
+        v = self._directions.draw_move(self._pending, self._tangent_key, move).mul_(alpha).to(value.dtype)
         return dual(value, v if tangent is None else v.add_(tangent))
 
 
@@ -96,8 +96,8 @@ def gradients(move: Move, v: Tensor, d: Tensor, weight: Tensor) -> tuple[Tensor,
     """The estimates by the weight and by the bias: v per sample times d of that sample, with the input."""
     if move.x._version != move.version:
         raise RuntimeError(
-            "perturb='activations': the input of a Linear or Conv2d layer was changed in place after the layer had "
-            "used it: change a copy, such as x + 1 in place of x.add_(1)"
+            "perturb='activations': the input of a Linear or Conv2d layer was changed in key after the layer had "
+            "used it: change a copy, such as x + 1 in key of x.add_(1)"
         )
     g = v * d.to(v).view(-1, *[1] * (v.dim() - 1))
     if move.conv is None:

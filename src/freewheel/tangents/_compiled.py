@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-Pass = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
+DualFunction = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
 
 _one_at_a_time = threading.Lock()  # tracing and compiling change what is global in torch
 
@@ -33,11 +33,11 @@ class Given:
         return self._tangents.get(index)
 
 
-def compiled(run: Pass, values: list[Tensor], tangents: list[Tensor]) -> Pass:
+def compiled(run: DualFunction, values: list[Tensor], tangents: list[Tensor]) -> DualFunction:
     """A function from values and tangents to values and tangents, compiled for tensors like these.
 
     Args:
-        run: Takes and gives tensors for one tangent. What it does to buffers in place, the compiled function does too.
+        run: Takes and gives tensors for one tangent. What it does to buffers in key, the compiled function does too.
         values: Values like those it will get.
         tangents: Tangents like those it will get, stacked over the first dimension.
     """
@@ -57,14 +57,14 @@ def compiled(run: Pass, values: list[Tensor], tangents: list[Tensor]) -> Pass:
             raise RuntimeError(f"compile=True: the pass cannot be compiled ({reason}); leave compile out") from error
 
 
-def _traced(run: Pass, *inputs: list[Tensor]) -> GraphModule:
+def _traced(run: DualFunction, *inputs: list[Tensor]) -> GraphModule:
     graph = make_fx(run)(*inputs)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
 
 
-def _inductor(graph: GraphModule, *inputs: list[Tensor]) -> Pass:
+def _inductor(graph: GraphModule, *inputs: list[Tensor]) -> DualFunction:
     with torch.no_grad():
         return torch._inductor.compile(graph, list(inputs))  # pyright: ignore
 

@@ -11,25 +11,26 @@ import torch
 from torch import Tensor, nn
 
 from freewheel.tangents._activations import Move, gradients
-from freewheel.tangents._config import Tangents
 from freewheel.tangents._draw import Drawer
+from freewheel.tangents._options import TangentOptions
 from freewheel.tangents._scale import alphas
+from freewheel.tangents.distributions import find_distribution
 
 # By micro-batch, counted through all replicas: a number for each tangent, or for each tangent and each sample. Where
 # the micro-batches share their tangents, and these move weights alone, the sum is at the number of the replica.
 Derivatives = dict[int, Tensor]
-Place = tuple[int, int]  # micro-batch (the replica where they share their tangents), number of the tangent
+TangentKey = tuple[int, int]  # micro-batch (the replica where they share their tangents), number of the tangent
 
 
 @dataclass
-class Waiting:
+class PendingBatch:
     """What a batch leaves behind until its derivative is known; with checkpointed tangents, next to nothing."""
 
     batch: int
     alphas: list[float]  # of each parameter
     used: set[int] = field(default_factory=set)  # the parameters that took part
-    kept: dict[Place, dict[int, Tensor]] = field(default_factory=dict)  # tangents by parameter
-    moves: dict[Place, list[Move]] = field(default_factory=dict)  # moved activations, by micro-batch in any case
+    kept: dict[TangentKey, dict[int, Tensor]] = field(default_factory=dict)  # tangents by parameter
+    moves: dict[TangentKey, list[Move]] = field(default_factory=dict)  # moved activations, by micro-batch in any case
     moved: dict[int, set[int]] = field(default_factory=dict)  # with replicas: the parameters that took part in each
 
     @property
@@ -37,20 +38,20 @@ class Waiting:
         """Whether no parameter is moved."""
         return not any(self.alphas)
 
-    def packed(self) -> tuple[Any, ...]:
+    def encode(self) -> tuple[Any, ...]:
         """The same in plain containers."""
-        moves = {place: [tuple(move) for move in each] for place, each in self.moves.items()}
+        moves = {key: [tuple(move) for move in each] for key, each in self.moves.items()}
         return self.batch, self.alphas, sorted(self.used), self.kept, moves
 
     @classmethod
-    def unpacked(cls, packed: tuple[Any, ...]) -> Waiting:
+    def decode(cls, encoded: tuple[Any, ...]) -> PendingBatch:
         """The same the other way round."""
-        batch, alphas, used, kept, moves = packed
+        batch, alphas, used, kept, moves = encoded
 
         def again(move: Move) -> Move:
             return move._replace(shape=torch.Size(move.shape), version=move.x._version)
 
-        each = {place: [again(Move(*move)) for move in m] for place, m in moves.items()}
+        each = {key: [again(Move(*move)) for move in m] for key, m in moves.items()}
         return cls(batch, alphas, set(used), kept, each)
 
 
@@ -64,44 +65,47 @@ class Directions:
         groups: The scale of each parameter's group in the optimizer, by its id.
         padding: The row of a parameter, by its id, that is not trained: an embedding's padding.
         device: Where they are.
+        per_micro_batch: Whether each micro-batch has tangents of its own.
     """
 
     def __init__(
         self,
-        tangents: Tangents,
+        tangents: TangentOptions,
         key: tuple[int, int],
         named: Sequence[tuple[tuple[str, ...], nn.Parameter]],
         groups: Mapping[int, float],
         padding: Mapping[int, int],
         device: torch.device,
+        *,
+        per_micro_batch: bool = False,
     ) -> None:
-        self.tangents, self._key = tangents, key
+        self.tangents, self._key, self._per_micro_batch = tangents, key, per_micro_batch
         self.names = [names for names, _ in named]
         self.parameters = [p for _, p in named]
         self._groups = [groups.get(id(p), 0.0) if p.requires_grad else 0.0 for p in self.parameters]
         self._index = {id(p): i for i, p in enumerate(self.parameters) if p.requires_grad}
         self._padding = {i: padding[id(p)] for i, p in enumerate(self.parameters) if id(p) in padding}
-        self._drawer = Drawer(tangents.distribution, device)
+        self._drawer = Drawer(find_distribution(tangents.distribution), device)
         self._scale: tuple[int, list[float]] | None = None  # epoch, and α of each parameter in it
         self.repeated: set[int] = set()  # parameters that a pass has used more than once: drawn once, then held
 
-    def start(self, batch: int, epoch: int) -> Waiting:
+    def start(self, batch: int, epoch: int) -> PendingBatch:
         """A batch begins: its scale, and its tangents where the user gives them."""
         if self._scale is None or self._scale[0] != epoch:
             found = alphas(self.tangents.scale, epoch, self.names, self._groups)
             self._scale = epoch, [a if p.requires_grad else 0.0 for a, p in zip(found, self.parameters)]
-        waiting = Waiting(batch, self._scale[1])
+        pending = PendingBatch(batch, self._scale[1])
         if self.tangents.direction is not None:
-            waiting.kept[0, 0] = self._directed(waiting)
-            waiting.alphas = [a if i in waiting.kept[0, 0] else 0.0 for i, a in enumerate(waiting.alphas)]
-        return waiting
+            pending.kept[0, 0] = self._directed(pending)
+            pending.alphas = [a if i in pending.kept[0, 0] else 0.0 for i, a in enumerate(pending.alphas)]
+        return pending
 
-    def _directed(self, waiting: Waiting) -> dict[int, Tensor]:
+    def _directed(self, pending: PendingBatch) -> dict[int, Tensor]:
         """The user's tangents, checked, by the parameter's number."""
         assert self.tangents.direction is not None
-        named = {self.names[i][0]: i for i, alpha in enumerate(waiting.alphas) if alpha}
+        named = {self.names[i][0]: i for i, alpha in enumerate(pending.alphas) if alpha}
         weights = {name: self.parameters[i].detach() for name, i in named.items()}
-        given = self.tangents.direction(waiting.batch, self._key[1], weights)
+        given = self.tangents.direction(pending.batch, self._key[1], weights)
         if not isinstance(given, Mapping):
             raise TypeError(
                 f"direction gave a {type(given).__name__}: it must give a dict of tangents by parameter name"
@@ -114,7 +118,7 @@ class Directions:
             if not isinstance(tangent, Tensor) or tangent.shape != weight.shape:
                 came = tuple(tangent.shape) if isinstance(tangent, Tensor) else type(tangent).__name__
                 raise ValueError(f"direction gave {came} for {name!r}: its tangent has the shape {tuple(weight.shape)}")
-            out[named[name]] = self._scaled(tangent.detach().to(weight, copy=True), waiting, named[name])
+            out[named[name]] = self._scaled(tangent.detach().to(weight, copy=True), pending, named[name])
         return out
 
     # -- within a pass ---------------------------------------------------------------------------------------------
@@ -123,64 +127,64 @@ class Directions:
         """The number of a parameter to train; None for any other tensor."""
         return self._index.get(id(tensor))
 
-    def draw(self, waiting: Waiting, place: Place, index: int) -> Tensor:
+    def draw(self, pending: PendingBatch, key: TangentKey, index: int) -> Tensor:
         """The tangent of a parameter: a fresh tensor, the same as often as it is asked for."""
-        u = self._drawer.draw((*self._key, waiting.batch, index, *place), self.parameters[index])
-        return self._scaled(u, waiting, index)
+        u = self._drawer.draw((*self._key, pending.batch, index, *key), self.parameters[index])
+        return self._scaled(u, pending, index)
 
-    def _scaled(self, u: Tensor, waiting: Waiting, index: int) -> Tensor:
+    def _scaled(self, u: Tensor, pending: PendingBatch, index: int) -> Tensor:
         if index in self._padding:
             u[self._padding[index]] = 0
-        alpha = waiting.alphas[index]
+        alpha = pending.alphas[index]
         return u.mul_(alpha) if alpha != 1 else u
 
-    def draw_move(self, waiting: Waiting, place: Place, move: Move) -> Tensor:
+    def draw_move(self, pending: PendingBatch, key: TangentKey, move: Move) -> Tensor:
         """What the output of a layer is moved by, before scaling."""
         like = move.x.new_empty(()).expand(move.shape)
-        return self._drawer.draw((*self._key, waiting.batch, move.weight, *place, move.use), like)
+        return self._drawer.draw((*self._key, pending.batch, move.weight, *key, move.use), like)
 
-    def alpha_of_move(self, waiting: Waiting, weight: int, bias: int | None) -> float:
+    def alpha_of_move(self, pending: PendingBatch, weight: int, bias: int | None) -> float:
         """The scale of a layer's output: the larger one of its parameters'."""
-        return max(waiting.alphas[weight], 0.0 if bias is None else waiting.alphas[bias])
+        return max(pending.alphas[weight], 0.0 if bias is None else pending.alphas[bias])
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
-    def gradient(self, waiting: Waiting, derivatives: Derivatives, index: int) -> Tensor | None:
+    def gradient(self, pending: PendingBatch, derivatives: Derivatives, index: int) -> Tensor | None:
         """The mean of d·u over the tangents of a parameter; None for one that took no part."""
         count, out = self.tangents.tangents, None
-        apart = self.tangents.each == "micro" or waiting.moved
+        apart = self._per_micro_batch or pending.moved
         sets = {j: {j: d} for j, d in derivatives.items()} if apart else {0: derivatives}
         for which, together in sets.items():
-            if index not in waiting.moved.get(which, waiting.used):
+            if index not in pending.moved.get(which, pending.used):
                 continue
             found = _together(together)
             for p in range(count):
-                kept = waiting.kept.get((which, p), {}).get(index)
-                u = self.draw(waiting, (which, p), index) if kept is None else kept
+                kept = pending.kept.get((which, p), {}).get(index)
+                u = self.draw(pending, (which, p), index) if kept is None else kept
                 d = (found[p] / count).to(u.dtype)
                 term = u.mul_(d) if kept is None else u * d
                 out = term if out is None else out.add_(term)
         return out
 
-    def moved_gradients(self, waiting: Waiting, derivatives: Derivatives) -> dict[int, Tensor]:
+    def moved_gradients(self, pending: PendingBatch, derivatives: Derivatives) -> dict[int, Tensor]:
         """The gradients of layers whose outputs were moved, by parameter.
 
         Of a sequence in pieces, a move that a recurrent layer remembers counts for the pieces from its own on, any
         other for its own.
         """
-        lasting = any(move.lasts for moves in waiting.moves.values() for move in moves)
+        lasting = any(move.lasts for moves in pending.moves.values() for move in moves)
         later = _from_each_on(derivatives) if lasting else {}
         out: dict[int, Tensor] = {}
-        for place, moves in waiting.moves.items():
-            micro, p = place
+        for key, moves in pending.moves.items():
+            micro, p = key
             for move in moves:
-                alpha = self.alpha_of_move(waiting, move.weight, move.bias)
-                v = self.draw_move(waiting, place, move)
+                alpha = self.alpha_of_move(pending, move.weight, move.bias)
+                v = self.draw_move(pending, key, move)
                 d = (later if move.lasts else derivatives)[micro][p]
                 found = gradients(move, v, d / self.tangents.tangents, self.parameters[move.weight])
                 for index, g in zip((move.weight, move.bias), found):
-                    if index is not None and waiting.alphas[index]:
-                        g = g.mul_(waiting.alphas[index] ** 2 / alpha).to(self.parameters[index].dtype)
+                    if index is not None and pending.alphas[index]:
+                        g = g.mul_(pending.alphas[index] ** 2 / alpha).to(self.parameters[index].dtype)
                         out[index] = out[index].add_(g) if index in out else g
         return out
 
@@ -202,25 +206,25 @@ def _from_each_on(derivatives: Derivatives) -> Derivatives:
     return dict(zip(order, accumulate((derivatives[micro] for micro in order), torch.add)))
 
 
-class Source:
+class TangentSource:
     """The tangents of one pass."""
 
-    def __init__(self, directions: Directions, waiting: Waiting, place: Place) -> None:
-        self._directions, self._waiting, self._place = directions, waiting, place
+    def __init__(self, directions: Directions, pending: PendingBatch, key: TangentKey) -> None:
+        self._directions, self._pending, self._tangent_key = directions, pending, key
         tangents = directions.tangents
         self._keeps = not tangents.checkpoint or tangents.direction is not None
-        self._held: dict[int, Tensor] = waiting.kept.setdefault(place, {}) if self._keeps else {}
+        self._held: dict[int, Tensor] = pending.kept.setdefault(key, {}) if self._keeps else {}
         self._seen: set[int] = set()
         self.index_of = directions.index_of
 
     def tangent(self, index: int) -> Tensor | None:
         """The tangent of a parameter, None for one that is not moved."""
-        if not self._waiting.alphas[index]:
+        if not self._pending.alphas[index]:
             return None
-        self._waiting.used.add(index)
+        self._pending.used.add(index)
         if index in self._held:
             return self._held[index]
-        u = self._directions.draw(self._waiting, self._place, index)
+        u = self._directions.draw(self._pending, self._tangent_key, index)
         if index in self._seen:
             self._directions.repeated.add(index)
         self._seen.add(index)

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from freewheel.tangents._compiled import Given
-from freewheel.tangents._directions import Source
+from freewheel.tangents._directions import TangentSource
 from freewheel.tangents._level import dual
 from freewheel.tangents._rules import RULES
 
@@ -39,7 +39,7 @@ class DualMode(TorchFunctionMode):
     Where the module itself turns gradients off (`torch.no_grad`), tangents stop too.
     """
 
-    def __init__(self, source: Source | Given, before: dict[Any, Callable[..., Any]]) -> None:
+    def __init__(self, source: TangentSource | Given, before: dict[Any, Callable[..., Any]]) -> None:
         """`before` holds functions that are asked first, parameters still without tangents; see `Mover`."""
         super().__init__()
         self._source = source

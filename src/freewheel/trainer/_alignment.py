@@ -54,16 +54,16 @@ def _gradients(
     """The gradients of one batch by the layer's name in the whole network."""
     copies = deepcopy(list(modules))
     noted: dict[int, Tensor] = {}
-    options = trainer._options
+    config = trainer.config
     one = Trainer(
         copies,
         method=method,
-        loss=options.loss,
+        loss=config.loss,
         optimizer=lambda parameters: _Notes(parameters, noted),
         runtime="simulate",
-        seed=trainer.seed,
-        autocast=options.autocast,
-        threads=trainer.threads,
+        seed=config.seed,
+        autocast=config.autocast,
+        threads=config.threads,
     )
     one.fit([batch], progress=False)
     out: dict[str, list[Tensor]] = {}

@@ -8,14 +8,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from freewheel._errors import of_type, whole_number
 from freewheel._malloc import keep_freed_memory
 from freewheel._seeds import seed_of
 from freewheel.runtime import (
@@ -30,143 +32,157 @@ from freewheel.runtime import (
     recall,
     remember,
     seeded,
-    torchrun,
 )
 from freewheel.stage import Stage, load_tensors
-from freewheel.trainer._evaluate import Metric, evaluate
+from freewheel.trainer._callbacks import Callback, EpochEnd
+from freewheel.trainer._evaluate import evaluate
 from freewheel.trainer._history import Epoch, History, LayerUpdates, mean_loss
-from freewheel.trainer._progress import Progress
+from freewheel.trainer._progress import ProgressBar
 from freewheel.trainer._saving import Resumed, Saving
-
-
-class Chain(nn.Module):
-    """Stages run one after the other."""
-
-    def __init__(self, stages: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.stages = nn.ModuleList(stages)
-
-    def forward(self, x: Any) -> Any:
-        """Passes the input through all stages."""
-        for stage in self.stages:
-            x = stage(x)
-        return x
+from freewheel.trainer._setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochEnd:
-    """What a callback sees: the record of the epoch, and the network as it was after exactly that many batches."""
+class FitRequest:
+    """The arguments of `Trainer.fit`."""
 
-    record: Epoch
-    history: History
-    stages: Sequence[nn.Module]
+    loader: Iterable[Any]
+    epochs: int
+    validate: Iterable[Any] | None
+    callbacks: Sequence[Callback]
+    progress: bool | None
+    save_to: str | Path | None
+    save_every: object
 
-    def model(self) -> nn.Module:
-        """The network at the cut, in eval mode; it changes after the callback returns, so copy what is to be kept."""
-        return Chain(self.stages).eval()
+    def __post_init__(self) -> None:
+        whole_number("epochs", self.epochs, least=1)
+        kind = type(self.loader).__name__
+        if not isinstance(self.loader, Iterable):
+            raise TypeError(f"loader is a {kind}: give something that can be iterated, of (input, target) pairs")
+        for callback in of_type("callbacks", self.callbacks, Sequence, "give a list of functions of an EpochEnd"):
+            if not callable(callback):
+                raise TypeError(f"callbacks holds {callback!r}: give functions of an EpochEnd")
 
 
-Callback = Callable[[EpochEnd], Any]
+@dataclass(frozen=True)
+class Before:
+    """What a trainer has trained in earlier fits."""
+
+    batches: int = 0
+    epochs: int = 0
 
 
-def fit(
-    stages: Sequence[Stage],
-    loader: Iterable[Any],
-    epochs: int,
-    *,
-    runtime: Callable[[Run], Outcome],
-    abroad: Abroad,
-    threads: int,
-    metric: Metric,
-    validate: Iterable[Any] | None,
-    callbacks: Sequence[Callback],
-    progress: bool | None,
-    batches_before: int,
-    epochs_before: int,
-    saving: Saving | None = None,
-    resumed: Resumed | None = None,
-) -> History:
-    """Trains the stages; see `Trainer.fit`."""
-    modules = [stage.module for stage in stages]
-    options = stages[0].options
-    watched = validate is not None or bool(callbacks)
-    shadows = copy.deepcopy(modules) if watched else []
-    start = resumed.start if resumed else START
-    silent = runtime is torchrun and rank_and_size()[0] > 0  # rank 0 speaks for all
-    bar = Progress(loader, epochs, done=start.batch, enabled=False if silent else progress)
-    remembers = partial(remember, loader) if saving else None
-    feed = Feed(loader, epochs, on_batch=bar.advance, start=start, remember=remembers)
-    history = resumed.history if resumed else History()
-    marks = [time.perf_counter() - (resumed.seconds if resumed else 0.0)]  # the start, and the time of each cut
+class Fit:
+    """Trains the stages once; see `Trainer.fit`."""
 
-    def on_cut(cut: Cut) -> bool:
-        if saving and cut.saved:
-            saving.complete(cut, feed, history, since=marks[-1])
+    def __init__(
+        self,
+        setup: Setup,
+        stages: Sequence[Stage],
+        request: FitRequest,
+        before: Before,
+        saving: Saving | None,
+        resumed: Resumed | None,
+    ) -> None:
+        self._setup, self._stages, self._request, self._before = setup, stages, request, before
+        self._saving, self._resumed = saving, resumed
+        self._modules = [stage.module for stage in stages]
+        self._watched = request.validate is not None or bool(request.callbacks)
+        self._shadows = copy.deepcopy(self._modules) if self._watched else []
+        start = resumed.start if resumed else START
+        self._silent = setup.config.runtime == "torchrun" and rank_and_size()[0] > 0  # rank 0 speaks for all
+        shown = False if self._silent else request.progress
+        self._bar = ProgressBar(request.loader, request.epochs, done=start.batch, enabled=shown)
+        remembers = partial(remember, request.loader) if saving else None
+        self._feed = Feed(request.loader, request.epochs, on_batch=self._bar.advance, start=start, remember=remembers)
+        self._history = resumed.history if resumed else History()
+        self._since = time.perf_counter() - (resumed.seconds if resumed else 0.0)  # the last epoch ended
+
+    def run(self) -> History:
+        """Trains to the end, or until a callback or Ctrl-C ends it."""
+        keep_freed_memory()
+        config, saving, resumed = self._setup.config, self._saving, self._resumed
+        seed = seed_of(config.seed, self._before.batches)
+        run = Run(
+            self._stages,
+            self._feed,
+            on_cut=self._on_cut,
+            states=self._watched,
+            threads=config.threads or 1,
+            seed=seed,
+            batches_before=self._before.batches,
+            epochs_before=self._before.epochs,
+            saver=saving.saver if saving else None,
+            restart=resumed.restart if resumed else None,
+            abroad=Abroad(
+                orders=[blueprint.build for blueprint in self._setup.blueprints],
+                timeout=config.timeout,
+                transport=config.transport,
+                interface=config.interface,
+                tell=lambda outcome: self._finished(outcome).as_dict(),
+            ),
+        )
+        runner = self._setup.method.runner(config.runtime, self._setup.blueprints)
+        writing = saving.under_way() if saving else nullcontext()
+        with writing, self._bar, _train_mode(self._modules), seeded(seed), _interruptible(self._feed, self._silent):
+            if resumed:
+                recall(self._request.loader, resumed.generators)
+            outcome = runner(run)
+        return self._conclude(outcome)
+
+    def _on_cut(self, cut: Cut) -> bool:
+        if self._saving and cut.saved:
+            self._saving.complete(cut, self._feed, self._history, since=self._since)
             return False
-        # Scoring must not draw from the generators of the feed: when it happens is a matter of timing.
-        with seeded(seed_of(options.seed, batches_before, cut.batches)):
-            return reached(cut)
+        # Scoring must not draw from the generators of the feed: when it happens depends on timing.
+        with seeded(seed_of(self._setup.config.seed, self._before.batches, cut.batches)):
+            return self._epoch_end(cut)
 
-    def reached(cut: Cut) -> bool:
-        record = _record(cut, history, since=marks[-1])
+    def _epoch_end(self, cut: Cut) -> bool:
+        """Scores and records an epoch, and asks the callbacks; tells whether one of them ends the training."""
+        record = _record(cut, self._history, since=self._since)
         if not math.isfinite(record.loss):  # on a CPU the batch itself is refused; elsewhere looking would hold it up
             raise FloatingPointError(f"the mean loss of epoch {record.epoch + 1} is {record.loss}: {NOT_FINITE}")
-        marks.append(cut.time)
-        feed.forget(cut.batches)
-        for shadow, part in zip(shadows, cut.parts):
+        self._since = cut.time
+        self._feed.forget(cut.batches)
+        for shadow, part in zip(self._shadows, cut.parts):
             assert part.state is not None
             load_tensors(shadow, part.state["module"])
-        if validate is not None:
-            score = evaluate(shadows, validate, loss=options.loss, metric=metric, autocast=options.autocast)
+        if self._request.validate is not None:
+            score = evaluate(self._shadows, self._request.validate, self._setup.config)
             record = replace(record, validation=score)
-        history.epochs.append(record)
-        bar.epoch(record)
-        answers = [callback(EpochEnd(record=record, history=history, stages=shadows)) for callback in callbacks]
-        return any(answer is True for answer in answers)
+        self._history.epochs.append(record)
+        self._bar.epoch(record)
+        end = EpochEnd(record=record, history=self._history, stages=self._shadows)
+        return any([callback(end) is True for callback in self._request.callbacks])  # noqa: C419, every one is called
 
-    keep_freed_memory()
-    seed = seed_of(options.seed, batches_before)
-    run = Run(
-        stages,
-        feed,
-        on_cut=on_cut,
-        states=watched,
-        threads=threads,
-        seed=seed,
-        batches_before=batches_before,
-        epochs_before=epochs_before,
-        saver=saving.saver if saving else None,
-        restart=resumed.restart if resumed else None,
-        abroad=replace(abroad, tell=lambda outcome: _finished(history, outcome, feed, marks[-1]).as_dict()),
-    )
-    under_way = saving.under_way() if saving else nullcontext()
-    with under_way, bar, _train_mode(modules), seeded(seed), _interruptible(feed, silent=silent):
-        if resumed:
-            recall(loader, resumed.generators)
-        outcome = runtime(run)
-    if outcome.told is not None:
-        return History.from_dict(outcome.told)
-    if outcome.stopped_at is not None:
-        for stage, part in zip(stages, outcome.stopped_at.parts):
-            assert part.state is not None
-            stage.load(part.state)
-    history.stopped, history.interrupted = outcome.stopped_at is not None, feed.stopped
-    if saving:
-        assert outcome.rest is not None
-        counts = [part.counts for part in outcome.rest.parts]
-        if outcome.stopped_at is not None or not feed.stopped:
-            saving.end(history.batches, counts, history)
-        else:
-            saving.end(feed.announced, counts, history, place=feed.place(feed.announced), since=marks[-1])
-    return _finished(history, outcome, feed, marks[-1])
+    def _conclude(self, outcome: Outcome) -> History:
+        """Puts the stages where the run has ended, and saves the end."""
+        if outcome.told is not None:
+            return History.from_dict(outcome.told)
+        stopped = outcome.stopped_at
+        if stopped is not None:
+            for stage, part in zip(self._stages, stopped.parts):
+                assert part.state is not None
+                stage.load(part.state)
+        history, feed = self._history, self._feed
+        history.stopped, history.interrupted = stopped is not None, feed.stopped
+        if self._saving:
+            assert outcome.rest is not None
+            counts = [part.counts for part in outcome.rest.parts]
+            if stopped is not None or not feed.stopped:
+                self._saving.end(history.batches, counts, history)
+            else:
+                place = feed.place(feed.announced)
+                self._saving.end(feed.announced, counts, history, place=place, since=self._since)
+        return self._finished(outcome)
 
-
-def _finished(history: History, outcome: Outcome, feed: Feed, since: float) -> History:
-    """The history with what came after its last epoch."""
-    epochs = list(history.epochs)
-    if outcome.stopped_at is None and outcome.rest is not None and outcome.rest.parts[-1].losses:
-        epochs.append(replace(_record(outcome.rest, history, since=since), complete=False))
-    return History(epochs=epochs, interrupted=feed.stopped, stopped=outcome.stopped_at is not None)
+    def _finished(self, outcome: Outcome) -> History:
+        """The history with what came after its last epoch."""
+        epochs, rest = list(self._history.epochs), outcome.rest
+        if outcome.stopped_at is None and rest is not None and rest.parts[-1].losses:
+            epochs.append(replace(_record(rest, self._history, since=self._since), complete=False))
+        return History(epochs=epochs, interrupted=self._feed.stopped, stopped=outcome.stopped_at is not None)
 
 
 def _record(cut: Cut, history: History, *, since: float) -> Epoch:
@@ -182,12 +198,8 @@ def _record(cut: Cut, history: History, *, since: float) -> Epoch:
         images_per_second=samples / seconds,
         busy=tuple(min(1.0, part.busy / seconds) for part in cut.parts),
         staleness=tuple(part.staleness for part in cut.parts),
-        layers={name: _layer(*counts) for part in cut.parts for name, counts in part.layers.items()},
+        layers={name: LayerUpdates(*counts) for part in cut.parts for name, counts in part.layers.items()},
     )
-
-
-def _layer(started: int, finished: int, staleness: float) -> LayerUpdates:
-    return LayerUpdates(started=started, finished=finished, staleness=staleness)
 
 
 @contextmanager
@@ -200,7 +212,7 @@ def _train_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
-def _interruptible(feed: Feed, *, silent: bool) -> Iterator[None]:
+def _interruptible(feed: Feed, silent: bool) -> Iterator[None]:
     """The first Ctrl-C ends the feed, so that the pipeline drains; a second one is a KeyboardInterrupt."""
     if threading.current_thread() is not threading.main_thread():
         yield

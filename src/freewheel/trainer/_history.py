@@ -16,7 +16,7 @@ class Score:
     samples: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LayerUpdates:
     """A layer under a method that races: its updates, and the mean number of others between a forward and its own."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from freewheel.trainer._history import Epoch
 
 
-class Progress:
+class ProgressBar:
     """Counts batches, and shows the last epoch's record beside them.
 
     Args:
@@ -30,15 +30,14 @@ class Progress:
         self._epochs = epochs
         self._bar: Any = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         if self._enabled:
             try:
                 from rich.console import Console
-                from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-                from rich.progress import Progress as RichProgress
+                from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
             except ImportError:
                 return self
-            self._bar = RichProgress(
+            self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
                 MofNCompleteColumn(),

@@ -57,7 +57,7 @@ def take_up(found: Found, stages: Sequence[Stage], names: Sequence[dict[str, str
     files = [by_name[file_name(k)] for k in range(manifest.settings["stages"])]
     contents = [read_tensors(found.folder, file) for file in files]
     _check_collected(manifest.settings, stages, contents, same=other is None)
-    heads = all(manifest.settings.get(name) == settings[name] for name in ("stages", "heads", "predictors"))
+    heads = all(manifest.settings.get(name) == settings[name] for name in ("stages", "head"))
     spread(stages, names, contents, same=other is None, heads=heads)
     if manifest.progress is None:
         return None

@@ -25,7 +25,6 @@ from freewheel.checkpoint import (
     write_generators,
     writing,
 )
-from freewheel.plan import Plan
 from freewheel.runtime import Cut, Feed, Start
 from freewheel.stage import Stage
 from freewheel.trainer._history import History
@@ -86,7 +85,7 @@ class Saving:
         every: When one is due.
         stages: The stages.
         names: Their tensors' names in the whole network.
-        plan: The plan.
+        plan: The plan's heading.
         threads: Intra-op threads of each stage.
         run: The run that the checkpoints belong to.
         before: Batches and epochs of earlier fits.
@@ -101,7 +100,7 @@ class Saving:
         stages: Sequence[Stage],
         names: Sequence[dict[str, str]],
         *,
-        plan: Plan,
+        plan: str,
         threads: int,
         run: str,
         before: tuple[int, int],
@@ -199,7 +198,7 @@ class Saving:
             freewheel=_version(),
             torch=torch.__version__,
             run=self._run,
-            plan=str(self._plan).splitlines()[0].rpartition(" batches=")[0],
+            plan=self._plan,
             settings=settings_of(self._stages[0].options, self._threads),
             batches=batches,
             batches_before=self._before[0],

@@ -1,83 +1,132 @@
-"""What a trainer is made of: the plan, what all stages share, and a blueprint for each of them."""
+"""What a trainer is made of: its configuration, its plan, and a blueprint for each stage."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from inspect import signature
+from typing import Concatenate, ParamSpec, TypeVar
 
-import torch
 from torch import nn
 
-from freewheel._errors import whole_number
-from freewheel.methods import Method, unraced
-from freewheel.plan import Plan
-from freewheel.stage import Loss, StageOptions
-from freewheel.trainer._blueprint import Blueprint, SchedulerFactory, blueprints
-from freewheel.trainer._checks import (
-    OptimizerFactory,
-    check_autocast,
-    check_classes,
-    check_clip,
-    check_factories,
-    check_replicas,
-    check_slow,
-    head_factories,
-)
-from freewheel.trainer._layers import numbered_layers
+from freewheel._config import RunConfig, check_stragglers
+from freewheel._cores import share
+from freewheel._errors import of_type, one_of
+from freewheel.corrections import Correction
+from freewheel.methods import Method
+from freewheel.methods import method as find_method
+from freewheel.plan import Plan, Schedule
+from freewheel.runtime import RUNTIMES
+from freewheel.stage import Blueprint, StageOptions, blueprints
+
+P = ParamSpec("P")
+S = TypeVar("S")
+A = TypeVar("A")
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A trainer's parts. The blueprints are those of all stages, replica by replica."""
+    """A trainer's parts.
 
-    plan: Plan
+    Args:
+        config: The options, with the method found, the threads counted and so on.
+        method: The method.
+        plan: Its plan, None for a method that has none.
+        options: What all stages share.
+        blueprints: Those of all stages, replica by replica.
+    """
+
+    config: RunConfig
+    method: Method
+    plan: Plan | None
     options: StageOptions
     blueprints: Sequence[Blueprint]
 
 
-def set_up(
-    modules: Sequence[nn.Module],
-    model: nn.Module,
-    method: Method,
-    optimizer: OptimizerFactory | Mapping[int, OptimizerFactory],
-    scheduler: SchedulerFactory | None,
-    *,
-    loss: Loss,
-    seed: int,
-    clip: float | None,
-    clip_scope: str,
-    autocast: torch.dtype | None,
-    slack: int,
-    replicas: int,
-    slow: Mapping[int, tuple[float, float]] | None,
-) -> Setup:
-    """Brings the arguments of a trainer together, and refuses those that do not go together."""
-    pipeline = unraced(method.over(replicas)).pipeline(len(modules))
-    check_replicas(replicas, pipeline)
-    layers, joined = numbered_layers(modules, pipeline.feedback)
-    schedule = pipeline.schedule(
-        slack=whole_number("slack", slack, least=0),
-        norms=clip_scope == "global" and clip is not None,
-        replicas=replicas,
-        joined=joined,
-    )
-    check_clip(clip, clip_scope, schedule, pipeline.corrections)
-    check_autocast(autocast, schedule)
-    options = StageOptions(
-        schedule=schedule,
-        corrections=tuple(pipeline.corrections),
-        tangents=pipeline.tangents,
-        heads=pipeline.heads,
-        predictors=pipeline.predictors,
-        classes=check_classes(pipeline, modules),
-        feedback=pipeline.feedback,
-        loss=loss,
-        clip=clip,
-        autocast=autocast,
-        seed=seed,
-        slow=check_slow("slow", slow, len(modules)),
-    )
-    # A plan repeats itself after its start, so that one a few rounds longer than that shows every rule kept.
-    plan = Plan.build(schedule, 2 * (max(schedule.delays) + schedule.lag + schedule.stages) + 2)
-    factories = check_factories(optimizer, modules), head_factories(optimizer, pipeline, len(modules))
-    return Setup(plan, options, blueprints(modules, model, options, *factories, scheduler, layers))
+def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig) -> Setup:
+    """Brings the options of a trainer together, and refuses those that do not go together."""
+    one_of("runtime", config.runtime, RUNTIMES)
+    method = find_method(config.method)
+    method.check_run(config)
+    threads = config.threads or share(method.workers(len(modules) * config.replicas))
+    slow = check_stragglers("slow", config.slow, len(modules))
+    config = replace(config, method=method, threads=threads, slow=slow)
+    pipeline = method.over(config.replicas).stage_pipeline(len(modules))
+    pipeline = replace(pipeline, credit=pipeline.credit.bind(modules))
+    if config.replicas > 1:
+        pipeline.credit.check_replicas(config.replicas, pipeline)
+    schedule = pipeline.schedule(slack=config.slack, norms=config.clips_globally, replicas=config.replicas)
+    _check_together(config, schedule, pipeline.corrections)
+    plan = Plan.build(schedule, settled(schedule)) if method.planned else None
+    options = StageOptions(schedule=schedule, corrections=tuple(pipeline.corrections), config=config.for_workers())
+    return Setup(config, method, plan, options, blueprints(modules, model, options))
+
+
+def settled(schedule: Schedule) -> int:
+    """A number of batches after which a plan has repeated itself, and shows every rule kept."""
+    return 2 * (max(schedule.delays) + schedule.credit.lag + schedule.stages) + 2
+
+
+def _check_together(config: RunConfig, schedule: Schedule, corrections: Sequence[Correction]) -> None:
+    """Refuses what a method cannot do with these options."""
+    if config.clips_globally and any(correction.collects for correction in corrections):
+        raise ValueError(
+            "clip_scope='global' with Accumulate: the norm over all stages is that of one batch, not of those "
+            "collected; clip each stage by its own norm (clip_scope='stage')"
+        )
+    if config.clips_globally and schedule.asynchronous:
+        raise ValueError(
+            f"clip_scope='global' with {schedule.name} (delays={schedule.delays}): at no time do the stages hold "
+            "gradients of the same batch, so the norm over all of them does not exist before some have been updated; "
+            "clip each stage by its own norm (clip_scope='stage')"
+        )
+    if config.autocast is not None and schedule.weights == "current" and schedule.asynchronous:
+        raise ValueError(
+            f"autocast with weights='current' ({schedule.name}): a late backward would see the bfloat16 copies "
+            "made at its forward, not the newest weights; use weights='stash' or 'recompute', or no autocast"
+        )
+
+
+def check_stages(stages: object) -> list[nn.Module]:
+    """The stages as a list, if they are modules that share nothing."""
+    if isinstance(stages, nn.Module):
+        raise TypeError(
+            f"stages is one {type(stages).__name__}: cut it first, fw.split(model, k, example=x), or give [model]"
+        )
+    hint = "give a list of modules, such as fw.split(model, k, example=x)"
+    if isinstance(stages, str):
+        raise TypeError(f"stages={stages!r}: {hint}")
+    modules = list(of_type("stages", stages, Sequence, hint))
+    if not modules:
+        raise ValueError("stages is empty: give at least one module")
+    owner: dict[int, tuple[int, str]] = {}
+    for k, stage in enumerate(modules):
+        if not isinstance(stage, nn.Module):
+            raise TypeError(f"stages[{k}] is a {type(stage).__name__}, not a torch.nn.Module")
+        for name, tensor in [*stage.named_parameters(), *stage.named_buffers()]:
+            other, theirs = owner.setdefault(id(tensor), (k, name))
+            if other != k:
+                raise ValueError(
+                    f"stages {other} and {k} share a parameter or buffer ({theirs!r} and {name!r}): each stage must "
+                    "own its weights alone; put both uses into one stage, or give one of them a copy"
+                )
+    return modules
+
+
+def takes_options(
+    config: Callable[P, RunConfig],
+) -> Callable[[Callable[[S, A, RunConfig], None]], Callable[Concatenate[S, A, P], None]]:
+    """Gives a constructor the options of a configuration as keyword arguments, each declared once."""
+
+    def decorate(init: Callable[[S, A, RunConfig], None]) -> Callable[Concatenate[S, A, P], None]:
+        @wraps(init)
+        def wrapper(self: S, first: A, /, *args: P.args, **options: P.kwargs) -> None:
+            init(self, first, config(*args, **options))
+
+        own, options = signature(init), signature(config)
+        parameters = [*list(own.parameters.values())[:2], *options.parameters.values()]
+        wrapper.__signature__ = own.replace(parameters=parameters)  # pyright: ignore
+        return wrapper
+
+    return decorate

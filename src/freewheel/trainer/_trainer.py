@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from freewheel._cores import intra_op_threads, share
-from freewheel._errors import unknown, whole_number
+from freewheel._config import RunConfig
+from freewheel._cores import intra_op_threads
 from freewheel.checkpoint import Found, find, full_names
-from freewheel.methods import Method, Racing
-from freewheel.methods import method as find_method
-from freewheel.racing import runtime_of
-from freewheel.runtime import (
-    RUNTIMES,
-    TRANSPORTS,
-    Abroad,
-    Transport,
-    check_started,
-    device_mesh,
-    joined_job,
-    rank_and_size,
-)
+from freewheel.methods import Method
+from freewheel.plan import Plan
+from freewheel.runtime import check_started, device_mesh, joined_job, rank_and_size
 from freewheel.split import Stages
-from freewheel.stage import ForwardStage, HeadedStage, Loss
-from freewheel.tangents import check_patterns
-from freewheel.trainer._blueprint import SchedulerFactory
-from freewheel.trainer._checks import OptimizerFactory, check_fit, check_race, check_seconds, check_stages
-from freewheel.trainer._evaluate import Metric, accuracy, evaluate
-from freewheel.trainer._fit import Callback, Chain, fit
+from freewheel.trainer._callbacks import Callback, StageSequence
+from freewheel.trainer._evaluate import evaluate
+from freewheel.trainer._fit import Before, Fit, FitRequest
 from freewheel.trainer._history import History, Score
 from freewheel.trainer._resume import look_up, take_up
 from freewheel.trainer._saving import Every, Resumed, Saving, check_folder, check_saving
-from freewheel.trainer._setup import set_up
+from freewheel.trainer._setup import check_stages, set_up, takes_options
 
 
 class Trainer:
@@ -46,30 +33,7 @@ class Trainer:
     Args:
         stages: The network in order: `fw.split(model, k, example=x)`, or any list of modules, each taking what the
             one before returns.
-        method: A method, or its name: `fw.FDG(shrink=0.5)`, `"fdg"`, `fw.Pipeline(delays=(2, 0))`. Those that race on
-            shared weights (`"async-lu"`) take the stages as one network: see docs/shared-memory.md.
-        loss: Gets the last stage's output and the target, gives one number, the mean over the batch.
-        optimizer: A factory called with each stage's parameters; or a dict of factories by stage.
-        scheduler: A factory called with each stage's optimizer; stepped once per update.
-        runtime: `threads` (a thread a stage), `processes` (a process a stage), `torchrun` (this process has one of the
-            stages, torchrun has started the others) or `simulate` (all in one thread).
-        seed: Fixes everything that is drawn while training: dropout, shuffling by torch's and Python's generators.
-        clip: Largest norm of a gradient.
-        clip_scope: Whether that is the norm over a `stage`, or the `global` one over all (synchronous methods only).
-        autocast: `torch.bfloat16` runs forwards in it.
-        metric: Gets output and target, gives a number, or None; accuracy by default where the target is a class.
-        threads: Intra-op threads of each stage; the cores shared out evenly by default. Results depend on it, and on
-            nothing else of the machine.
-        slack: Extra length of the queues between stages; never changes the result.
-        timeout: Seconds after which a process that gives no sign of life, or a stage that is still at the same action,
-            is taken for lost (`processes`, `torchrun`).
-        transport: How messages travel between processes: `shared` memory, `gloo`, `nccl` between stages on GPUs, or
-            `auto`: NCCL between different GPUs, else shared memory between processes on one host.
-        interface: The network interface of gloo's sockets, such as `eth0`; loopback by default on one host.
-        replicas: Copies of the whole pipeline that learn together, each from its own part of every batch; see
-            docs/replicas.md.
-        slow: Stragglers, for study: `{1: (0.3, 0.5)}` makes 3 in 10 batches take half as long again at stage 1, drawn
-            from the seed; never changes the result.
+        options: Those of `fw.RunConfig`; `loss` and `optimizer` are needed.
 
     Example:
         >>> from functools import partial
@@ -84,92 +48,38 @@ class Trainer:
         (2, 10, (1.0, 0.0))
     """
 
-    def __init__(
-        self,
-        stages: Sequence[nn.Module],
-        *,
-        method: str | Method = "pipedream",
-        loss: Loss,
-        optimizer: OptimizerFactory | Mapping[int, OptimizerFactory],
-        scheduler: SchedulerFactory | None = None,
-        runtime: str = "threads",
-        seed: int = 0,
-        clip: float | None = None,
-        clip_scope: Literal["stage", "global"] = "stage",
-        autocast: torch.dtype | None = None,
-        metric: Metric = accuracy,
-        threads: int | None = None,
-        slack: int = 0,
-        timeout: float = 300.0,
-        transport: Transport = "auto",
-        interface: str | None = None,
-        replicas: int = 1,
-        slow: Mapping[int, tuple[float, float]] | None = None,
-    ) -> None:
+    @takes_options(RunConfig)
+    def __init__(self, stages: Sequence[nn.Module], config: RunConfig) -> None:
         modules = check_stages(stages)
-        for kind, value, known in (("runtime", runtime, RUNTIMES), ("transport", transport, TRANSPORTS)):
-            if value not in known:
-                raise unknown(kind, value, known)
-        for name, value in (("loss", loss), ("metric", metric)):
-            if not callable(value):
-                raise TypeError(f"{name}={value!r}: give a function of the output and the target")
-        if scheduler is not None and not callable(scheduler):
-            raise TypeError(f"scheduler={scheduler!r}: give a factory, such as partial(StepLR, step_size=1000)")
-        self.method = find_method(method)
-        self.runtime = runtime
-        self.metric = metric
-        self.replicas = whole_number("replicas", replicas, least=1)
-        if isinstance(self.method, Racing):
-            check_race(
-                self.method,
-                runtime,
-                replicas=replicas != 1,
-                clip=clip is not None,
-                autocast=autocast is not None,
-                slack=slack != 0,
-                slow=bool(slow),
-            )
-        places = self.method.total_workers if isinstance(self.method, Racing) else len(modules) * self.replicas
-        self.threads = whole_number("threads", threads, least=1) if threads is not None else share(places)
-        self.seed = whole_number("seed", seed, least=0)
-        self._model = stages.model if isinstance(stages, Stages) else Chain(modules)
-        setup = set_up(
-            modules,
-            self._model,
-            self.method,
-            optimizer,
-            scheduler,
-            loss=loss,
-            seed=self.seed,
-            clip=clip,
-            clip_scope=clip_scope,
-            autocast=autocast,
-            slack=slack,
-            replicas=self.replicas,
-            slow=slow,
-        )
-        self.plan, self._options, drawn = setup.plan, setup.options, setup.blueprints
-        self._stages = [blueprint.build() for blueprint in drawn[: len(modules)]]
-        self._abroad = Abroad(
-            orders=[blueprint.build for blueprint in drawn],
-            timeout=check_seconds("timeout", timeout),
-            transport=transport,
-            interface=interface,
-        )
-        if runtime == "torchrun":
-            check_started(len(modules), self.replicas)
-        if runtime == "processes":
-            for blueprint in drawn[: len(modules)]:
-                blueprint.check_travels()
-        self._runs = RUNTIMES[runtime]
-        if isinstance(self.method, Racing):
-            self._runs = runtime_of(self.method, runtime, drawn)
-        self._check_scale(range(1))
-        self._batches = self._epochs = 0
+        self._model = stages.model if isinstance(stages, Stages) else StageSequence(modules)
+        self._setup = setup = set_up(modules, self._model, config)
+        self._stages = [blueprint.build() for blueprint in setup.blueprints[: len(modules)]]
+        if config.runtime == "torchrun":
+            check_started(len(modules), config.replicas)
+        if config.runtime == "processes":
+            for blueprint in setup.blueprints[: len(modules)]:
+                blueprint.check_picklable()
+        setup.options.credit.check_epochs(self._stages, range(1))
+        self._before = Before()
         self._running = False
         self._resumed: Resumed | None = None
-        self.resumed_from: Path | None = None  # the checkpoint that it was last taken up from
+        self.resumed_from: Path | None = None  # the checkpoint that it was last resumed from
         self._run = uuid.uuid4().hex  # tells its checkpoints from those of others
+
+    @property
+    def config(self) -> RunConfig:
+        """The options, with the method found and the threads counted."""
+        return self._setup.config
+
+    @property
+    def method(self) -> Method:
+        """The method."""
+        return self._setup.method
+
+    @property
+    def plan(self) -> Plan | None:
+        """The method's plan; None for a method that has none."""
+        return self._setup.plan
 
     @classmethod
     def resume(cls, path: str | Path, stages: Sequence[nn.Module], **arguments: Any) -> Trainer:
@@ -193,16 +103,14 @@ class Trainer:
 
     def _take_up(self, found: Found) -> None:
         manifest, self.resumed_from = found.manifest, found.folder
-        self._resumed = take_up(found, self._stages, self._names, self.threads)
-        if self._resumed is not None and isinstance(self.method, Racing):
-            raise ValueError(
-                f"resume with {self.method.name} from {found.folder}: it was saved in the middle of a fit, and a race "
-                "begins with one; finish that fit first, with its own method"
-            )
-        self._run, self._batches, self._epochs = manifest.run, manifest.batches_before, manifest.epochs_before
+        assert self.config.threads is not None
+        self._resumed = take_up(found, self._stages, self._names, self.config.threads)
+        if self._resumed is not None:
+            self.method.check_checkpoints(f"resume from {found.folder}")
+        self._run, self._before = manifest.run, Before(manifest.batches_before, manifest.epochs_before)
         if self._resumed is None:
-            self._batches += manifest.batches
-            self._epochs += len(manifest.history["epochs"]) if manifest.history else 0
+            epochs = len(manifest.history["epochs"]) if manifest.history else 0
+            self._before = Before(self._before.batches + manifest.batches, self._before.epochs + epochs)
 
     def _join_job(self, folder: Path) -> None:
         """Under torchrun, all processes save one run; one that was started again goes on from its last checkpoint."""
@@ -240,26 +148,22 @@ class Trainer:
     @property
     def _follows(self) -> bool:
         """Whether another process of torchrun puts checkpoints together."""
-        return self.runtime == "torchrun" and rank_and_size()[0] > 0
+        return self.config.runtime == "torchrun" and rank_and_size()[0] > 0
 
     def _saving(self, folder: Path, every: Every, epochs: int = 0) -> Saving:
+        assert self.config.threads is not None
         return Saving(
             folder,
             every,
             self._stages,
             self._names,
-            plan=self.plan,
-            threads=self.threads,
+            plan=self.method.name if self.plan is None else str(self.plan).splitlines()[0].rpartition(" batches=")[0],
+            threads=self.config.threads,
             run=self._run,
-            before=(self._batches, self._epochs),
+            before=(self._before.batches, self._before.epochs),
             epochs=epochs,
             follows=self._follows,
         )
-
-    def _check_scale(self, epochs: range) -> None:
-        """Refuses name patterns that fit nothing in these epochs, before any of them begins."""
-        names = [names for stage in self._stages if isinstance(stage, ForwardStage) for names in stage.names]
-        check_patterns(self._options.tangents.scale, epochs, names)
 
     @property
     def stages(self) -> list[nn.Module]:
@@ -274,8 +178,7 @@ class Trainer:
     @property
     def heads(self) -> list[nn.Module | None]:
         """Each stage's head (`dgl`) or predictor of gradients (`dni`); None where there is none, or none yet."""
-        owned = [stage.owned if isinstance(stage, HeadedStage) else None for stage in self._stages]
-        return [None if own is None else own.module for own in owned]
+        return [stage.head for stage in self._stages]
 
     def model(self) -> nn.Module:
         """The trained network: the model that was split, with its own parameter names, or the stages in a row."""
@@ -283,20 +186,16 @@ class Trainer:
 
     def mesh(self) -> DeviceMesh:
         """Under `torchrun`, its processes as a mesh of R replicas by K stages, for collectives of one's own."""
-        if self.runtime != "torchrun":
-            raise RuntimeError(f"mesh with runtime={self.runtime!r}: only the processes of 'torchrun' form a mesh")
-        return device_mesh(len(self._stages), self.replicas, timeout=self._abroad.timeout)
+        if self.config.runtime != "torchrun":
+            runtime = self.config.runtime
+            raise RuntimeError(f"mesh with runtime={runtime!r}: only the processes of 'torchrun' form a mesh")
+        return device_mesh(len(self._stages), self.config.replicas, timeout=self.config.timeout)
 
     def evaluate(self, loader: Iterable[Any]) -> Score:
-        """The loss and the metric on a loader, in eval mode; nothing is changed."""
-        with intra_op_threads(self.threads):
-            return evaluate(
-                self.stages,
-                loader,
-                loss=self._options.loss,
-                metric=self.metric,
-                autocast=self._options.autocast,
-            )
+        """Computes the loss and the metric on a loader, in eval mode; nothing is changed."""
+        assert self.config.threads is not None
+        with intra_op_threads(self.config.threads):
+            return evaluate(self.stages, loader, self.config)
 
     def fit(
         self,
@@ -326,39 +225,39 @@ class Trainer:
             save_every: After how many batches one is saved; `epoch`, the default, for the end of each. The pipeline
                 does not drain for it, and no stage waits for another.
         """
-        check_fit(loader, epochs, callbacks, unfinished=self.unfinished)
+        request = FitRequest(
+            loader=loader,
+            epochs=epochs,
+            validate=validate,
+            callbacks=callbacks,
+            progress=progress,
+            save_to=save_to,
+            save_every=save_every,
+        )
+        if self.unfinished not in (None, epochs):
+            raise ValueError(
+                f"epochs={epochs}: this trainer was resumed in the middle of a fit of {self.unfinished}; give "
+                f"epochs={self.unfinished} to go on with it"
+            )
         if self._running:
             raise RuntimeError("fit is already running on this trainer: wait for it, or make another trainer")
-        self._check_scale(range(self._epochs, self._epochs + epochs))
-        where = check_saving(save_to, save_every)
-        if where is not None and isinstance(self.method, Racing):
-            raise ValueError(
-                f"save_to with {self.method.name}: a race cannot be taken up in its middle; call trainer.save between "
-                "two calls of fit"
-            )
-        if where is not None and self.runtime == "torchrun":
-            self._join_job(where[0])
+        trained = self._before.epochs
+        self._setup.options.credit.check_epochs(self._stages, range(trained, trained + epochs))
+        saving = self._start_saving(request)
         resumed, self._resumed = self._resumed, None
         self._running = True
         try:
-            history = fit(
-                self._stages,
-                loader,
-                epochs,
-                runtime=self._runs,
-                abroad=self._abroad,
-                threads=self.threads,
-                metric=self.metric,
-                validate=validate,
-                callbacks=callbacks,
-                progress=progress,
-                batches_before=self._batches,
-                epochs_before=self._epochs,
-                saving=self._saving(*where, epochs) if where else None,
-                resumed=resumed,
-            )
+            history = Fit(self._setup, self._stages, request, self._before, saving, resumed).run()
         finally:
             self._running = False
-        self._batches += history.batches
-        self._epochs += len(history.epochs)
+        self._before = Before(self._before.batches + history.batches, trained + len(history.epochs))
         return history
+
+    def _start_saving(self, request: FitRequest) -> Saving | None:
+        where = check_saving(request.save_to, request.save_every)
+        if where is None:
+            return None
+        self.method.check_checkpoints("save_to")
+        if self.config.runtime == "torchrun":
+            self._join_job(where[0])
+        return self._saving(*where, request.epochs)

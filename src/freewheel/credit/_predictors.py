@@ -11,31 +11,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from freewheel._errors import whole_number
-from freewheel.stage._forms import Form, MakeOptimizer, check_maker, perceptron
+from freewheel._config import OptimizerFactory
+from freewheel._errors import of_type, whole_number
+from freewheel.credit._shapes import Kind, check_factory, perceptron
 
 KERNEL = 5  # of the convolutions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predictors:
-    """The predictors of synthetic gradients.
+class PredictorOptions:
+    """The predictors of synthetic gradients: what `fw.Synthetic` and `fw.DNI` share.
 
     Args:
-        hidden: Width of their hidden layers; by default that of what they predict the gradient of.
+        hidden: Width of their hidden layers; by default that of the activation whose gradient they predict.
         layers: How many hidden layers they have; with 0 they are linear.
         labels: Whether they see the label, too.
         classes: How many labels there are; by default as many as the network's last linear or convolutional layer has
             outputs.
         optimizer: A factory for the predictors; by default the trainer's.
-        lag: How many batches a stage learns from before it asks for the gradient of one; with 0 it waits for each.
+        lag: How many batches a stage learns from before it waits for the gradient of one; with 0 it waits for each.
     """
 
     hidden: int | None = None
     layers: int = 0
     labels: bool = False
     classes: int | None = None
-    optimizer: MakeOptimizer | None = None
+    optimizer: OptimizerFactory | None = None
     lag: int = 1
 
     def __post_init__(self) -> None:
@@ -44,34 +45,33 @@ class Predictors:
                 whole_number(name, value, least=1)
         whole_number("layers", self.layers, least=0)
         whole_number("lag", self.lag, least=0)
-        if not isinstance(self.labels, bool):
-            raise TypeError(f"labels={self.labels!r}: give True or False")
-        check_maker(self.optimizer)
+        of_type("labels", self.labels, bool, "give True or False")
+        check_factory(self.optimizer)
 
 
 class Predictor(nn.Module):
-    """For each tensor a network of its form: convolutions for images, else a perceptron, for each position if any.
+    """For each tensor a network of its kind: convolutions for images, else a perceptron, for each position if any.
 
     Its last layer begins with zeros, so that nothing is learned from a prediction before there has been a fit. A label
     comes as more channels or features, one for each class.
 
     Example:
-        >>> predictor = Predictor([(4, 3), (2, 6)], Predictors(labels=True), classes=10)
+        >>> predictor = Predictor([(4, 3), (2, 6)], PredictorOptions(labels=True), classes=10)
         >>> given = [torch.ones(5, 3, 8, 8), torch.ones(5, 6)]
         >>> [(tuple(t.shape), bool(t.any())) for t in predictor(given, torch.arange(5))]
         [((5, 3, 8, 8), False), ((5, 6), False)]
     """
 
-    def __init__(self, forms: Sequence[Form], predictors: Predictors, classes: int) -> None:
+    def __init__(self, kinds: Sequence[Kind], options: PredictorOptions, classes: int) -> None:
         super().__init__()
-        self.classes = classes if predictors.labels else 0
-        self.nets = nn.ModuleList([self._net(form, predictors) for form in forms])
+        self.classes = classes if options.labels else 0
+        self.nets = nn.ModuleList([self._net(kind, options) for kind in kinds])
 
-    def _net(self, form: Form, predictors: Predictors) -> nn.Sequential:
-        dimensions, width = form
-        hidden = predictors.hidden or width
+    def _net(self, kind: Kind, options: PredictorOptions) -> nn.Sequential:
+        dimensions, width = kind
+        hidden = options.hidden or width
         build = _convolutions if dimensions == 4 else perceptron
-        net = build(width + self.classes, hidden, predictors.layers, width)
+        net = build(width + self.classes, hidden, options.layers, width)
         for parameter in net[-1].parameters():
             nn.init.zeros_(parameter)
         return net

@@ -1,4 +1,4 @@
-"""Stages that learn through fixed random feedback: `AlignedStage` from layer to layer, `FeedbackStage` directly.
+"""`feedback`: the error at the output, or the target, reaches every layer through fixed random weights.
 
 ::
 
@@ -8,66 +8,112 @@
 A block is a Linear or Conv2d layer with what follows it, up to the next such layer l. Its output h_l is that layer's
 input, and gets the gradient B_l s; from there autograd goes back through the block. The last block gets the error
 e = ∂loss/∂output itself. The signal s is e, its sign, or the target.
+
+The error is a message: `e3>` sends it towards the first stage, and each stage passes it on before it uses it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from freewheel.feedback import FeedbackWeights, Layer, cut_off, passing_back
-from freewheel.stage._chain import ChainStage, Graph
-from freewheel.stage._corrections import Gradients
-from freewheel.stage._stage import Tree, Unit
-from freewheel.stage._trees import Shape, to_device
+from freewheel._errors import one_of
+from freewheel.corrections import Gradients
+from freewheel.credit._chain_stage import ChainStage, Graph
+from freewheel.credit._credit import Credit
+from freewheel.feedback import FeedbackOptions, FeedbackWeights, cut_off
+from freewheel.feedback._numbering import StageLayers, number_stacked_layers
+from freewheel.plan import GRADIENT, Message, Op, Unit
+from freewheel.stage import Blueprint, Shape, Stage, Tree, Verbs, to_device
 
+if TYPE_CHECKING:
+    from freewheel.methods import Pipeline
+
+Signal = Literal["error", "sign", "target"]
+SIGNALS: tuple[Signal, ...] = ("error", "sign", "target")
+ERROR = Message("e", "error", way=-1, made_by=Op.FORWARD, needed_by=Op.BACKWARD, relayed=True)
 _GIVES = "the module gives"
 
 
-class Layers(NamedTuple):
-    """Which Linear and Conv2d layers a stage has, out of those of the whole network."""
+@dataclass(frozen=True, kw_only=True)
+class Feedback(FeedbackOptions, Credit):
+    """A signal from the output reaches the input of each layer through fixed random weights.
 
-    numbers: Mapping[str, int]  # by their names in the stage
-    after: int  # the number of the next stage's first one
-    outputs: int  # of the network
+    Args:
+        signal: `error`: the error at the output (`dfa`); `sign`: its sign (`sdfa`); `target`: the target (`drtp`).
+        bound: The largest feedback weight; He's bound by default.
+        own: Given feedback weights by the layer's number, (outputs of the network, *shape of its input).
+        joined: Whether a block of layers goes on in the next stage, which then sends its gradient; the trainer says.
+        layers: The layers of each stage; the trainer fills them in.
 
+    Example:
+        >>> Feedback(signal="sign", bound=0.5)
+        Feedback(bound=0.5, own=None, signal='sign', joined=False)
+    """
 
-class _Fed(ChainStage):
-    """What both kinds share: numbered layers, and their feedback weights while a run lasts."""
+    name: ClassVar[str] = "feedback"
+    family: ClassVar[str] = "feedback"
+    plan_fields: ClassVar[tuple[str, ...]] = ("signal", "joined")
 
-    def _forget(self) -> None:
-        super()._forget()
-        assert self.options.feedback is not None
-        self._feedback = FeedbackWeights(self.options.feedback, self.options.seed)
-
-    def number_layers(self, layers: Layers) -> None:
-        """Tells which numbers its layers have in the whole network."""
-        self._layers = layers
-        found = [(self.module.get_submodule(name), number) for name, number in layers.numbers.items()]
-        self._numbered = [(layer, number) for layer, number in found if isinstance(layer, Layer)]
-
-
-class AlignedStage(_Fed):
-    """A stage of the chain rule whose layers pass gradients back through feedback weights."""
-
-    def _plain_call(self, x: Tree, target: Tree) -> Tree:
-        with passing_back(self._numbered, self._feedback):
-            return super()._plain_call(x, target)
-
-
-class FeedbackStage(_Fed):
-    """A stage whose blocks each get their gradient from a signal that goes past all others."""
+    signal: Signal = "error"
+    joined: bool = False
+    layers: tuple[StageLayers, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.passes_back = self.index > 0 and self.options.schedule.joined
+        one_of("signal", self.signal, SIGNALS)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The error, unless the target takes its place; the gradient within a block that the cut divides."""
+        return (*([] if self.needs_targets else [ERROR]), *([GRADIENT] if self.joined else []))
+
+    @property
+    def needs_targets(self) -> bool:
+        """Whether the target is the signal."""
+        return self.signal == "target"
+
+    def check(self, pipeline: Pipeline) -> None:
+        """A batch is taken whole."""
+        if pipeline.micro > 1:
+            raise ValueError(f"micro={pipeline.micro}: under credit='feedback' a batch is taken whole; leave it out")
+
+    def bind(self, modules: Sequence[nn.Module]) -> Feedback:
+        """Numbers the layers."""
+        layers, joined = number_stacked_layers(modules)
+        return replace(self, layers=layers, joined=joined)
+
+    def build(self, blueprint: Blueprint) -> Stage:
+        """Builds a stage whose blocks learn from the signal."""
+        return FeedbackStage(blueprint, self)
+
+
+class FeedbackStage(ChainStage):
+    """A stage whose blocks each get their gradient from a signal that goes past all others."""
+
+    def __init__(self, blueprint: Blueprint, feedback: Feedback) -> None:
+        self._options = feedback
+        super().__init__(blueprint)
+        self.passes_back = self.index > 0 and feedback.joined
+        self._layers = feedback.layers[self.index]
+        self._numbered = self._layers.of(self.module)
+
+    def verbs(self) -> Verbs:
+        """The error goes from the last stage to all."""
+        return {
+            **super().verbs(),
+            ERROR.send: lambda unit: self._signals.get(unit),  # None for a micro-batch without samples
+            ERROR.receive: self._take_signal,
+        }
 
     def _forget(self) -> None:
         super()._forget()
+        self._feedback = FeedbackWeights(self._options, self.config.seed)
         self._signals: dict[Unit, Tensor] = {}
         self._errors: dict[Unit, Tensor] = {}  # at the output, where it is here
         self._output: tuple[Tensor, Tensor] | None = None  # of the network, and the copy that the loss was taken of
@@ -80,11 +126,11 @@ class FeedbackStage(_Fed):
             with cut_off(self._numbered) as ends:
                 leaves, spec, inputs = self._run(unit, x, target)
             out = self._left(unit, leaves, share)
-        ends = [*ends, (None if self.is_last or self.options.schedule.joined else self._layers.after, out)]
+        ends = [*ends, (None if self.is_last or self._options.joined else self._layers.after, out)]
         there = [(number, end) for number, end in ends if end.requires_grad]
         places, outputs = [number for number, _ in there], [end for _, end in there]
         self._graphs[unit] = Graph(inputs, outputs, places, weights, self.version)
-        if self.options.schedule.taught:
+        if self._options.needs_targets:
             signal = _one_hot(to_device(target, self.device), self._layers.outputs)
             self._signals[unit] = signal.to(out.dtype) * (share / len(out))
         return leaves, spec
@@ -99,10 +145,10 @@ class FeedbackStage(_Fed):
         (out, copy), self._output = self._output, None
         (error,) = torch.autograd.grad(leaves[0] * share, copy)
         self._errors[unit] = error
-        if self.options.schedule.sends_errors:
-            assert self.options.feedback is not None
-            sign = self.options.feedback.signal == "sign"
-            self._signals[unit] = error.sign() * (share / len(error)) if sign else error
+        if self._options.signal == "sign":
+            self._signals[unit] = error.sign() * (share / len(error))
+        elif self._options.signal == "error":
+            self._signals[unit] = error
         return out
 
     def _finish(self, out: Tree, target: Tree) -> Tree:
@@ -116,12 +162,7 @@ class FeedbackStage(_Fed):
 
     # -- backward --------------------------------------------------------------------------------------------------
 
-    def error(self, unit: Unit) -> Tensor | None:
-        """The signal that goes to all stages; None for a micro-batch without samples."""
-        return self._signals.get(unit)
-
-    def take_error(self, unit: Unit, signal: Tensor | None) -> None:
-        """Takes the signal from the next stage."""
+    def _take_signal(self, unit: Unit, signal: Tensor | None) -> None:
         if signal is not None:
             self._signals[unit] = to_device(signal, self.device)
 

@@ -8,11 +8,28 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from freewheel.stage._corrections import Gradients
-from freewheel.stage._stage import Stage, Tree, Unit, add
-from freewheel.stage._state import scratch_buffers
-from freewheel.stage._trees import Shape, flatten, to_device, unflatten
-from freewheel.stage._weights import Current, Live, Stash, Weights
+from freewheel.corrections import Gradients
+from freewheel.plan import GRADIENT, Op, Unit
+from freewheel.stage import (
+    Blueprint,
+    Current,
+    Live,
+    Shape,
+    Stage,
+    Stash,
+    Tree,
+    Verbs,
+    WeightVersions,
+    add,
+    copies,
+    flatten,
+    map_tensors,
+    scratch_buffers,
+    tensors_among,
+    to_device,
+    unflatten,
+    versions,
+)
 
 
 class Graph(NamedTuple):
@@ -44,36 +61,46 @@ class Kept(NamedTuple):
 
 
 class ChainStage(Stage):
-    """Forward, recompute, backward and update are its only verbs."""
+    """Forward, recompute, backward and update are its verbs."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, blueprint: Blueprint) -> None:
+        super().__init__(blueprint)
         self.passes_back = self.index > 0  # whether the stage before learns from this one's inputs
-        self.replays = self.delay > 0 and self.options.schedule.weights == "recompute"
+        self.recomputes = self.delay > 0 and self.schedule.weights == "recompute"
         self._forget()
+
+    def verbs(self) -> Verbs:
+        """Gradients come from the next stage and go to the one before."""
+
+        def backward(unit: Unit) -> None:
+            self._input_gradients = self.backward(unit, self._output_gradients)
+            self._output_gradients = None
+
+        return {
+            **super().verbs(),
+            Op.RECOMPUTE: self.recompute,
+            Op.BACKWARD: backward,
+            GRADIENT.send: lambda unit: self._input_gradients,
+            GRADIENT.receive: lambda unit, gradients: setattr(self, "_output_gradients", gradients),
+        }
 
     def _forget(self) -> None:
         self._stored: dict[Unit, Stored] = {}
         self._graphs: dict[Unit, Graph] = {}
         self._kept: dict[Unit, Kept] = {}  # for checkpoints
         self._gradients: Gradients = []
-        self._then: Sequence[Tensor] = ()
+        self._stale_weights: Sequence[Tensor] = ()  # that these gradients were taken at
+        self._output_gradients: Gradients | None = None  # received
+        self._input_gradients: Gradients = ()  # to send
 
-    def _make_weights(self) -> Weights:
-        schedule = self.options.schedule
+    def _make_weights(self) -> WeightVersions:
+        schedule = self.schedule
         if not self.delay or schedule.weights == "recompute":
             return Live(self.module)
         if schedule.weights == "current":
-            weights = Current(self.module)
-            weights.corrected = self._corrected
-            return weights
+            return Current(self.module, self.corrections.backward_weights)
         gap = self.delay - (schedule.order == "backward")
         return Stash(self.module, predict=gap if schedule.weights == "predict" else 0)
-
-    def _corrected(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
-        for hook in self.hooks:
-            weights = hook.corrected(weights)
-        return weights
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
@@ -88,16 +115,16 @@ class ChainStage(Stage):
             loss = leaves[0].detach()
             self.losses.append((loss, size))
             return loss
-        return unflatten([t.detach() if isinstance(t, Tensor) else t for t in leaves], spec)
+        return unflatten(map_tensors(Tensor.detach, leaves), spec)
 
     def _pass(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
         """The outputs, with all that is needed to learn from them kept."""
-        if self.replays:
+        if self.recomputes:
             self._stored[unit] = Stored(x, target, share)
             with torch.no_grad():
                 leaves, spec, _ = self._run(unit, x, target)
             return leaves, spec
-        if self.keeps and self.delay:
+        if self.retains and self.delay:
             return self._keep(unit, x, target, share)
         return self._record(unit, x, target, share)
 
@@ -122,11 +149,11 @@ class ChainStage(Stage):
         """A forward whose graph is kept."""
         with torch.enable_grad(), self.weights.forward(self.version) as weights:
             leaves, spec, inputs = self._run(unit, x, target)
-            outputs = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
+            outputs = [t for t in tensors_among(leaves) if t.requires_grad]
             if self.is_last and share != 1.0:
                 outputs = [loss * share for loss in outputs]
         # The next stage answers with a gradient for each of these.
-        tensors = [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]
+        tensors = [t for t in tensors_among(leaves) if t.is_floating_point()]
         places = [None if self.is_last else i for i, t in enumerate(tensors) if t.requires_grad]
         self._graphs[unit] = Graph(inputs, outputs, places, weights, self.version)
         return leaves, spec
@@ -136,16 +163,13 @@ class ChainStage(Stage):
         given, shape = flatten(to_device(x, self.device))
         inputs: list[Tensor] = []
         if self.passes_back and torch.is_grad_enabled():
-            inputs = [t.requires_grad_() for t in given if isinstance(t, Tensor) and t.is_floating_point()]
+            inputs = [t.requires_grad_() for t in tensors_among(given) if t.is_floating_point()]
         # Whether the module edits its input is found out on a copy, the first time; from then on only editors get one.
-        used = [t.clone() if isinstance(t, Tensor) else t for t in given] if self._edits else given
+        used = copies(given) if self._edits else given
         out = self._call(unit, unflatten(used, shape), target)
-        self._edits = self._edits and any(isinstance(t, Tensor) and t._version > 0 for t in used)
+        self._edits = self._edits and any(versions(used))
         leaves, spec = flatten(out)
         return leaves, spec, inputs
-
-    def _finish(self, out: Tree, target: Tree) -> Tree:
-        return self._loss(out, target)
 
     # -- backward and update ---------------------------------------------------------------------------------------
 
@@ -168,27 +192,24 @@ class ChainStage(Stage):
                 )
         inputs, ours = found[: len(graph.inputs)], found[len(graph.inputs) :]
         self._gradients = ours if not self._gradients else [add(a, b) for a, b in zip(self._gradients, ours)]
-        self._then = graph.weights
+        self._stale_weights = graph.weights
         self.weights.release(graph.version)
         return inputs
 
     def _cotangents(self, unit: Unit, graph: Graph, gradients: Gradients | None) -> list[tuple[Tensor, Tensor | None]]:
         """The outputs to go back from, each with its gradient; None for the loss."""
         if gradients is not None:
-            arrived: Gradients = [None if g is None else to_device(g, self.device) for g in gradients]
-            for hook in self.hooks:
-                arrived = hook.receive(arrived)
-            gradients = arrived
+            gradients = self.corrections.receive([None if g is None else to_device(g, self.device) for g in gradients])
         given = [None if i is None else gradients[i] for i in graph.places]  # pyright: ignore
         return [(t, g) for t, g, i in zip(graph.outputs, given, graph.places) if i is None or g is not None]
 
-    def share(self) -> Gradients:
-        """The gradients of the last backward, of a loss that was weighted by this replica's samples."""
+    def contribution(self) -> Gradients:
+        """The gradients of the last backward, of a loss weighted by this replica's number of samples."""
         return self._gradients
 
-    def gather(self, shares: Sequence[Gradients]) -> None:
+    def all_reduce(self, contributions: Sequence[Gradients]) -> None:
         """Adds up the gradients of all replicas."""
-        there = [to_device(share, self.device) for share in shares]
+        there = [to_device(gradients, self.device) for gradients in contributions]
         self._gradients = [_sum(each) for each in zip(*there, strict=True)]
 
     def norms(self) -> Tensor:
@@ -196,11 +217,10 @@ class ChainStage(Stage):
         norms = [torch.linalg.vector_norm(g) for g in self._gradients if g is not None]
         return torch.stack(norms) if norms else torch.zeros(0, device=self.device)
 
-    def update(self, norm: Tensor | None = None) -> None:
-        """Applies the gradient of the last backward."""
-        gradients, then = self._gradients, self._then
-        self._gradients, self._then = [], ()
-        self._apply(gradients, then, norm)
+    def _update(self) -> None:
+        gradients, stale_weights = self._gradients, self._stale_weights
+        self._gradients, self._stale_weights = [], ()
+        self._apply(gradients, stale_weights)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -230,7 +250,7 @@ class ChainStage(Stage):
         self._stored = {unit: Stored(*stored) for unit, stored in pending["stored"].items()}
         self.weights.restore(pending["weights"])
         for unit, (self.version, x, target, share, buffers, saved) in pending["graphs"].items():
-            with scratch_buffers(self.module, buffers), self.weights.handing_out(saved):
+            with scratch_buffers(self.module, buffers), self.weights.replaying(saved):
                 self._record(unit, x, target, share)
             self._kept[unit] = Kept(x, target, share, buffers, saved)
         self.version, self._edits = version, edits

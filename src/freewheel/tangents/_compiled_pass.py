@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import make_dual
 
-from freewheel.stage._trees import Shape, flatten, unflatten
-from freewheel.tangents import DualMode, Given, compiled
+from freewheel.stage import Shape, flatten, tensors_among, unflatten
+from freewheel.tangents._compiled import Given, compiled
+from freewheel.tangents._mode import DualMode
 
-Apart = tuple[Any, list[Tensor | None]]  # values, and the tangents of their leaves
+SplitDuals = tuple[Any, list[Tensor | None]]  # values, and the tangents of their leaves
 
 
 class CompiledPass:
     """The pass of a module on inputs of one form, for all tangents at once.
 
     Args:
-        call: Runs the module on a dual input and a target, and takes the result apart.
+        call: Runs the module on a dual input and a target, and splits the result into values and tangents.
         index_of: The number of a parameter of the stage, None for any other tensor.
         x: The input's leaves and shape.
         moved: For each tangent, the input's tangents; None for a leaf that has none.
@@ -30,7 +31,7 @@ class CompiledPass:
 
     def __init__(
         self,
-        call: Callable[[Any, Any], Apart],
+        call: Callable[[Any, Any], SplitDuals],
         index_of: Callable[[Tensor], int | None],
         x: tuple[list[Any], Shape],
         moved: list[list[Tensor | None]],
@@ -40,11 +41,11 @@ class CompiledPass:
         edits: bool,
     ) -> None:
         self.used, self.edits = list(us), edits
-        self.form = form_of(x[0], moved[0], target[0])  # the only one that it is made for
+        self.signature = signature_of(x[0], moved[0], target[0])  # the only one that it is made for
         self._moves = [o is not None for o in moved[0]]
         constants = [None if isinstance(t, Tensor) else t for t in (*x[0], *target[0])]
         present = [isinstance(t, Tensor) for t in (*x[0], *target[0])]
-        seen: list[Apart] = []  # what the trace gave
+        seen: list[SplitDuals] = []  # what the trace gave
 
         def run(values: list[Tensor], tangents: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
             left, ours = iter(values), iter(tangents)
@@ -55,9 +56,9 @@ class CompiledPass:
             with torch.enable_grad(), DualMode(source, {}):
                 seen.append(call(unflatten(duals, x[1]), unflatten(goal, target[1])))
             out, found = seen[-1]
-            return _tensors(flatten(out)[0]), _tensors(found)
+            return tensors_among(flatten(out)[0]), tensors_among(found)
 
-        self._run = compiled(run, _tensors([*x[0], *target[0]]), [*self._stacked(moved), *us.values()])
+        self._run = compiled(run, tensors_among([*x[0], *target[0]]), [*self._stacked(moved), *us.values()])
         out, found = seen[0]
         leaves, self._shape = flatten(out)
         self._leaves = [None if isinstance(t, Tensor) else t for t in leaves]
@@ -65,13 +66,13 @@ class CompiledPass:
 
     def __call__(
         self, x: list[Any], moved: list[list[Tensor | None]], target: list[Any], us: list[Tensor]
-    ) -> list[Apart]:
+    ) -> list[SplitDuals]:
         """Runs it; gives the result for each tangent."""
         with torch.no_grad():
-            values, tangents = self._run(_tensors([*x, *target]), [*self._stacked(moved), *us])
+            values, tangents = self._run(tensors_among([*x, *target]), [*self._stacked(moved), *us])
         left = iter(values)
         out = unflatten([next(left) if leaf is None else leaf for leaf in self._leaves], self._shape)
-        results: list[Apart] = []
+        results: list[SplitDuals] = []
         for p in range(len(moved)):
             each = iter(tangents)
             results.append((out, [next(each)[p] if has else None for has in self._found]))
@@ -83,11 +84,7 @@ class CompiledPass:
         return [torch.stack(leaf) for leaf, moves in zip(each, self._moves) if moves]
 
 
-def _tensors(leaves: Sequence[Any]) -> list[Tensor]:
-    return [t for t in leaves if isinstance(t, Tensor)]
-
-
-def form_of(*lists: Sequence[Any]) -> list[Any]:
+def signature_of(*lists: Sequence[Any]) -> list[Any]:
     """What a compiled pass depends on: the form of each tensor, and whatever else there is."""
     leaves = [t for tensors in lists for t in tensors]
     return [(tuple(t.shape), tuple(t.stride()), str(t.dtype)) if isinstance(t, Tensor) else t for t in leaves]

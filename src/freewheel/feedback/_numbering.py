@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from freewheel.feedback import Feedback, Layer, padding_of
+from freewheel.feedback._hooks import Layer, padding_of
 from freewheel.split._stages import GraphStage
-from freewheel.stage import Layers
 
 # Modules that may have parameters beside Linear and Conv2d. No gradient passes an embedding.
 OTHERS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU, nn.Embedding)
@@ -26,48 +25,71 @@ SIZES = (
 ELSE = "use a method of the chain rule, such as 'pipedream'"
 
 
-class Piece(NamedTuple):
-    """A module, or a function (None), in its place in a line."""
+class Entry(NamedTuple):
+    """A module, or a function (None), in its place in a stack."""
 
     name: str
     module: nn.Module | None
 
+    @property
+    def layer(self) -> Layer | None:
+        """The module, if feedback weights belong to it."""
+        return self.module if isinstance(self.module, Layer) else None
 
-def numbered_layers(modules: Sequence[nn.Module], feedback: Feedback | None) -> tuple[list[Layers], bool]:
-    """The Linear and Conv2d layers of each stage, counted through the whole network; and whether a block is cut in two.
+
+class StageLayers(NamedTuple):
+    """Which Linear and Conv2d layers a stage has, out of those of the whole network."""
+
+    numbers: Mapping[str, int]  # by their names in the stage
+    after: int  # the number of the next stage's first one
+    outputs: int  # of the network
+
+    def of(self, module: nn.Module) -> list[tuple[Layer, int]]:
+        """The layers of the stage's module, with their numbers."""
+        return [(module.get_submodule(name), number) for name, number in self.numbers.items()]  # pyright: ignore
+
+
+def number_all_layers(modules: Sequence[nn.Module]) -> tuple[StageLayers, ...]:
+    """Numbers the Linear and Conv2d layers, wherever they are in the network."""
+    for k, module in enumerate(modules):
+        _check_kinds(f"stages[{k}]", module, through=True)
+    return _numbered([[Entry(name, part) for name, part in module.named_modules()] for module in modules])
+
+
+def number_stacked_layers(modules: Sequence[nn.Module]) -> tuple[tuple[StageLayers, ...], bool]:
+    """Numbers the layers of stacks; also tells whether a block of layers goes on in the next stage.
 
     Example:
         >>> stages = [nn.Sequential(nn.Linear(2, 3), nn.Tanh()), nn.Sequential(nn.Linear(3, 2))]
-        >>> numbered_layers(stages, Feedback(signal="error"))
-        ([Layers(numbers={'0': 0}, after=1, outputs=2), Layers(numbers={'0': 1}, after=2, outputs=2)], False)
+        >>> number_stacked_layers(stages)[0][1], number_stacked_layers(stages)[1]
+        (StageLayers(numbers={'0': 1}, after=2, outputs=2), False)
     """
-    if feedback is None:
-        return [], False
     for k, module in enumerate(modules):
-        _check_kinds(f"stages[{k}]", module, through=feedback.signal == "gradient")
-    if feedback.signal == "gradient":
-        lines = [[Piece(name, part) for name, part in module.named_modules()] for module in modules]
-    else:
-        lines = [list(_line(module, "", f"stages[{k}]")) for k, module in enumerate(modules)]
-        _check_shared(lines)
-    found = [{p.name: p.module for p in line if isinstance(p.module, Layer)} for line in lines]
+        _check_kinds(f"stages[{k}]", module, through=False)
+    stacks = [list(_line(module, "", f"stages[{k}]")) for k, module in enumerate(modules)]
+    _check_shared(stacks)
+    return _numbered(stacks), _cuts_a_block(modules, stacks)
+
+
+def _numbered(stacks: Sequence[Sequence[Entry]]) -> tuple[StageLayers, ...]:
+    found = [{entry.name: entry.layer for entry in stack if entry.layer is not None} for stack in stacks]
     if not any(found):
         raise ValueError(f"no stage has a Linear or Conv2d layer: there is nothing that feedback belongs to; {ELSE}")
     last = [layer for layers in found for layer in layers.values()][-1]
-    outputs = last.out_features if isinstance(last, nn.Linear) else last.out_channels
+    outputs = last.weight.shape[0]
     out, count = [], 0
     for layers in found:
         numbers = {name: number for number, name in enumerate(layers, start=count)}
         count += len(numbers)
-        out.append(Layers(numbers, count, outputs))
-    return out, feedback.signal != "gradient" and _cuts_a_block(modules, lines)
+        out.append(StageLayers(numbers, count, outputs))
+    return tuple(out)
 
 
-def _cuts_a_block(modules: Sequence[nn.Module], lines: Sequence[Sequence[Piece]]) -> bool:
+def _cuts_a_block(modules: Sequence[nn.Module], lines: Sequence[Sequence[Entry]]) -> bool:
     """Whether any stage goes on with what belongs to a layer of an earlier one."""
     learns = False
     for module, line in zip(modules, lines):
-        if learns and line and not isinstance(line[0].module, Layer):
+        if learns and line and line[0].layer is None:
             return True
         learns = learns or any(True for _ in module.parameters())
     return False
@@ -88,23 +110,22 @@ def _check_kinds(where: str, module: nn.Module, *, through: bool) -> None:
             )
 
 
-def _check_shared(lines: Sequence[Sequence[Piece]]) -> None:
+def _check_shared(lines: Sequence[Sequence[Entry]]) -> None:
     owner: dict[int, str] = {}
     for k, line in enumerate(lines):
-        for name, module in line:
-            if not isinstance(module, Layer):
-                continue
-            here = f"stages[{k}].{name}"
-            for p in module.parameters():
+        for entry in line:
+            here = f"stages[{k}].{entry.name}"
+            parameters = [] if entry.layer is None else list(entry.layer.parameters())
+            for p in parameters:
                 if id(p) in owner:
                     raise ValueError(
                         f"{here} shares its weights with {owner[id(p)]}: a layer that is used twice has no one "
                         f"feedback; give each use its own layer, or use 'fa' or {ELSE.removeprefix('use ')}"
                     )
-            owner.update({id(p): here for p in module.parameters()})
+            owner.update({id(p): here for p in parameters})
 
 
-def _line(module: nn.Module, name: str, where: str) -> Iterator[Piece]:
+def _line(module: nn.Module, name: str, where: str) -> Iterator[Entry]:
     """The modules in the order in which one tensor goes through them."""
     if isinstance(module, GraphStage):
         yield from _along(module._fw_graph, module, name, where)
@@ -113,7 +134,7 @@ def _line(module: nn.Module, name: str, where: str) -> Iterator[Piece]:
             assert child is not None
             yield from _line(child, f"{name}.{key}" if name else key, where)
     elif not any(True for _ in module.children()) or not any(True for _ in module.parameters()):
-        yield Piece(name, module)
+        yield Entry(name, module)
     else:
         try:
             graph = _Tracer().trace(module)
@@ -125,7 +146,7 @@ def _line(module: nn.Module, name: str, where: str) -> Iterator[Piece]:
         yield from _along(graph, module, name, where)
 
 
-def _along(graph: fx.Graph, module: nn.Module, name: str, where: str) -> Iterator[Piece]:
+def _along(graph: fx.Graph, module: nn.Module, name: str, where: str) -> Iterator[Entry]:
     """The pieces of a graph, if it is a line."""
     tensor: fx.Node | None = None
     sizes: set[fx.Node] = set()
@@ -145,7 +166,7 @@ def _along(graph: fx.Graph, module: nn.Module, name: str, where: str) -> Iterato
                 inner = f"{name}.{node.target}" if name else str(node.target)
                 yield from _line(module.get_submodule(str(node.target)), inner, where)
             else:
-                yield Piece("", None)
+                yield Entry("", None)
 
 
 def _asks_size(node: fx.Node) -> bool:

@@ -10,33 +10,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from freewheel._errors import unknown, whole_number
-from freewheel.stage._forms import Form, MakeOptimizer, check_maker, perceptron
+from freewheel._config import OptimizerFactory
+from freewheel._errors import one_of, whole_number
+from freewheel.credit._shapes import Kind, check_factory, perceptron
 
 Draw = Literal["fifo", "lifo", "random"]
 DRAWS: tuple[Draw, ...] = ("fifo", "lifo", "random")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads:
-    """The heads of local learning, and what stages learn from.
+class HeadOptions:
+    """The heads of local learning: what `fw.Local` and `fw.DGL` share.
 
     Args:
-        pool: Images are averaged to a grid of so many by so many before the perceptron.
+        pool: Images are averaged to a grid of `pool` by `pool` before the perceptron.
         hidden: Width of the perceptron's hidden layers.
         layers: How many hidden layers it has; with 0 it is linear.
         classes: How many outputs it has; by default as many as the network's last linear or convolutional layer.
         optimizer: A factory for the heads; by default the trainer's.
-        replay: How many of the last batches a stage behind the first keeps, and learns from one of them at a time; 0
+        replay: How many of the last batches a stage behind the first keeps, to learn from one of them at a time; 0
             keeps none, and the stage learns from what has just come.
-        draw: Which one: the oldest that it keeps (`fifo`), the newest (`lifo`), or any (`random`, from the seed).
+        draw: Which one: the oldest (`fifo`), the newest (`lifo`), or any (`random`, from the seed).
     """
 
     pool: int = 2
     hidden: int = 128
     layers: int = 1
     classes: int | None = None
-    optimizer: MakeOptimizer | None = None
+    optimizer: OptimizerFactory | None = None
     replay: int = 0
     draw: Draw = "random"
 
@@ -47,9 +48,8 @@ class Heads:
         whole_number("replay", self.replay, least=0)
         if self.classes is not None:
             whole_number("classes", self.classes, least=1)
-        check_maker(self.optimizer)
-        if self.draw not in DRAWS:
-            raise unknown("draw", self.draw, DRAWS)
+        check_factory(self.optimizer)
+        one_of("draw", self.draw, DRAWS)
 
 
 class Head(nn.Module):
@@ -59,20 +59,20 @@ class Head(nn.Module):
     output, classes first.
 
     Example:
-        >>> head = Head([(4, 3), (2, 5)], Heads(pool=2, hidden=7), classes=10)
+        >>> head = Head([(4, 3), (2, 5)], HeadOptions(pool=2, hidden=7), classes=10)
         >>> head([torch.zeros(6, 3, 8, 8), torch.zeros(6, 5)], torch.zeros(6)).shape
         torch.Size([6, 10])
-        >>> head = Head([(3, 4)], Heads(), classes=9)
+        >>> head = Head([(3, 4)], HeadOptions(), classes=9)
         >>> head([torch.zeros(6, 5, 4)], torch.zeros(6)).shape, head([torch.zeros(6, 5, 4)], torch.zeros(6, 5)).shape
         (torch.Size([6, 9]), torch.Size([6, 9, 5]))
     """
 
-    def __init__(self, forms: Sequence[Form], heads: Heads, classes: int) -> None:
+    def __init__(self, kinds: Sequence[Kind], options: HeadOptions, classes: int) -> None:
         super().__init__()
-        self.pool = heads.pool
-        self.positions = all(dimensions == 3 for dimensions, _ in forms)
-        width = sum(width * (heads.pool**2 if dimensions == 4 else 1) for dimensions, width in forms)
-        self.layers = perceptron(width, heads.hidden, heads.layers, classes)
+        self.pool = options.pool
+        self.positions = all(dimensions == 3 for dimensions, _ in kinds)
+        width = sum(width * (options.pool**2 if dimensions == 4 else 1) for dimensions, width in kinds)
+        self.layers = perceptron(width, options.hidden, options.layers, classes)
 
     def forward(self, tensors: Sequence[Tensor], target: Any) -> Tensor:
         """What the network's output would be."""

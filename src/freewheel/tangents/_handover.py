@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from freewheel.stage._compiled import Apart
-from freewheel.stage._trees import flatten, memory, unflatten
+from freewheel.stage import flatten, memory, tensors_among, unflatten
+from freewheel.tangents._compiled_pass import SplitDuals
 
 
 class Dual(NamedTuple):
@@ -39,7 +39,7 @@ class Handover:
         if self._shares and self._first:
             self._borrowed |= memory(leaves)
 
-    def passed_on(self, out: Sequence[Apart], kept: Callable[[], Sequence[Any]]) -> Dual:
+    def passed_on(self, out: Sequence[SplitDuals], kept: Callable[[], Sequence[Any]]) -> Dual:
         """What the next stage gets, from the passes of all tangents; `kept` tells what this stage holds on to."""
         values, tangents = out[0][0], [o for _, o in out]
         if not self._shares:
@@ -56,10 +56,10 @@ class Handover:
         return Dual(unflatten(own, shape), theirs)
 
 
-def taken_apart(tree: Any) -> tuple[Any, list[Tensor | None]]:
+def split_duals(tree: Any) -> tuple[Any, list[Tensor | None]]:
     """A tree without its tangents, and the tangents of its leaves."""
     leaves, shape = flatten(tree)
-    if any(isinstance(t, Tensor) and t.requires_grad for t in leaves):
+    if any(t.requires_grad for t in tensors_among(leaves)):
         # Parameters take part without their own requires_grad, so one of them went past the dual pass.
         raise TypeError(
             "a parameter was used where its tangent cannot be seen, in an autograd.Function or a scripted module: give "

@@ -1,0 +1,130 @@
+"""One configuration of a training run, frozen and passed whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from freewheel._errors import number, of_type, one_of, whole_number
+from freewheel._metrics import Metric, accuracy
+
+if TYPE_CHECKING:
+    from freewheel.methods import Method
+
+Loss = Callable[[Any, Any], Tensor]
+OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+Transport = Literal["auto", "shared", "gloo", "nccl"]
+TRANSPORTS: tuple[Transport, ...] = ("auto", "shared", "gloo", "nccl")
+Stragglers = Mapping[int, tuple[float, float]]  # stage -> probability, factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The options of a `Trainer`.
+
+    Args:
+        method: A method, or its name: `fw.FDG(shrink=0.5)`, `"fdg"`, `fw.Pipeline(delays=(2, 0))`. Those that race on
+            shared weights (`"async-lu"`) take the stages as one network: see docs/shared-memory.md.
+        loss: Maps the last stage's output and the target to one number, the mean over the batch.
+        optimizer: A factory called with each stage's parameters; or a dict of factories by stage.
+        scheduler: A factory called with each stage's optimizer; stepped once per update.
+        runtime: `threads` (a thread per stage), `processes` (a process per stage), `torchrun` (this process has one of
+            the stages, torchrun has started the others) or `simulate` (all in one thread).
+        seed: Fixes all random numbers of the training: dropout, shuffling by torch's and Python's generators.
+        clip: Largest norm of a gradient.
+        clip_scope: Whether that is the norm over a `stage`, or the `global` one over all (synchronous methods only).
+        autocast: `torch.bfloat16` runs forwards in it.
+        metric: Maps output and target to a number or None; accuracy by default where the target is a class.
+        threads: Intra-op threads of each stage; the cores divided evenly by default. Results depend on it, and on
+            nothing else of the machine.
+        slack: Extra length of the queues between stages; never changes the result.
+        timeout: Seconds after which a process without a heartbeat, or a stage that is still at the same action, is
+            taken for lost (`processes`, `torchrun`).
+        transport: How messages travel between processes: `shared` memory, `gloo`, `nccl` between stages on GPUs, or
+            `auto`: NCCL between different GPUs, else shared memory between processes on one host.
+        interface: The network interface of gloo's sockets, such as `eth0`; loopback by default on one host.
+        replicas: Copies of the whole pipeline that learn together, each from its own shard of every batch; see
+            docs/replicas.md.
+        slow: Stragglers, for study: `{1: (0.3, 0.5)}` makes 3 in 10 batches take half as long again at stage 1, drawn
+            from the seed; never changes the result.
+    """
+
+    method: str | Method = "pipedream"
+    loss: Loss
+    optimizer: OptimizerFactory | Mapping[int, OptimizerFactory]
+    scheduler: SchedulerFactory | None = None
+    runtime: str = "threads"
+    seed: int = 0
+    clip: float | None = None
+    clip_scope: Literal["stage", "global"] = "stage"
+    autocast: torch.dtype | None = None
+    metric: Metric = accuracy
+    threads: int | None = None
+    slack: int = 0
+    timeout: float = 300.0
+    transport: Transport = "auto"
+    interface: str | None = None
+    replicas: int = 1
+    slow: Stragglers | None = None
+
+    def __post_init__(self) -> None:
+        one_of("transport", self.transport, TRANSPORTS)
+        for name, value in (("loss", self.loss), ("metric", self.metric)):
+            if not callable(value):
+                raise TypeError(f"{name}={value!r}: give a function of the output and the target")
+        if self.scheduler is not None and not callable(self.scheduler):
+            raise TypeError(f"scheduler={self.scheduler!r}: give a factory, such as partial(StepLR, step_size=1000)")
+        whole_number("replicas", self.replicas, least=1)
+        whole_number("seed", self.seed, least=0)
+        whole_number("slack", self.slack, least=0)
+        if self.threads is not None:
+            whole_number("threads", self.threads, least=1)
+        number("timeout", self.timeout, above=0, hint="the seconds to wait")
+        self._check_clip()
+        if self.autocast is not None and self.autocast is not torch.bfloat16:
+            raise ValueError(
+                f"autocast={self.autocast!r}: only torch.bfloat16 is supported (float16 would need a gradient scaler)"
+            )
+
+    def _check_clip(self) -> None:
+        if self.clip_scope not in ("stage", "global"):
+            raise ValueError(f"clip_scope={self.clip_scope!r}: give 'stage' or 'global'")
+        if self.clip is not None:
+            number("clip", self.clip, above=0, hint="the largest gradient norm")
+        elif self.clip_scope == "global":
+            raise ValueError("clip_scope='global' without a clip: give the largest norm as well, such as clip=1.0")
+
+    @property
+    def clips_globally(self) -> bool:
+        """Whether gradients are clipped by their norm over all stages."""
+        return self.clip is not None and self.clip_scope == "global"
+
+    def for_workers(self) -> RunConfig:
+        """The same without what only the caller needs, and another process perhaps cannot have."""
+        return replace(self, metric=accuracy)
+
+
+def check_stragglers(name: str, slow: object, stages: int) -> dict[int, tuple[float, float]]:
+    """Stragglers by stage, each a probability and a factor."""
+    if slow is None:
+        return {}
+    form = "give {stage: (probability, factor)}, such as {0: (0.3, 0.5)}"
+    out: dict[int, tuple[float, float]] = {}
+    for stage, pair in of_type(name, slow, Mapping, form).items():
+        if stage not in range(stages) or stage is True or stage is False:
+            raise ValueError(f"{name} has stage {stage!r}, but the stages are 0 to {stages - 1}")
+        hint = "give a probability and a factor, such as (0.3, 0.5)"
+        if len(of_type(f"{name}[{stage}]", pair, Sequence, hint)) != 2:
+            raise TypeError(f"{name}[{stage}]={pair!r}: {hint}")
+        probability, factor = (number(f"{name}[{stage}]", value) for value in pair)
+        if not 0 <= probability <= 1:
+            raise ValueError(f"{name}[{stage}]: the probability is {probability:g}, give one from 0 to 1")
+        if not factor >= 0:
+            raise ValueError(f"{name}[{stage}]: the factor is {factor:g}, give 0 or more (0.5: half as long again)")
+        out[stage] = probability, factor
+    return out

@@ -1,0 +1,68 @@
+"""The corrections of one stage, with their state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+from torch import Tensor
+
+from freewheel.corrections._correction import Correction, Gradients, Site, State, Step
+
+
+class StageCorrections:
+    """Applies the corrections that a stage needs, in order, and holds their state.
+
+    The state is made when it is first needed, so that it starts from the weights that training starts from.
+    """
+
+    def __init__(self, corrections: Sequence[Correction], site: Site) -> None:
+        self._corrections = [c for c in corrections if c.applies(site)]
+        self._site = site
+        self._number = 0
+        self._states: list[State] | None = None
+
+    def __len__(self) -> int:
+        return len(self._corrections)
+
+    def receive(self, gradients: Gradients) -> Gradients:
+        """Transforms the gradients from the next stage."""
+        for correction in self._corrections:
+            gradients = correction.receive(self._site, gradients)
+        return gradients
+
+    def backward_weights(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Returns the weights that a backward on the newest ones sees."""
+        seen = weights
+        for correction, state in zip(self._corrections, self._started(weights)):
+            seen = correction.backward_weights(self._site, seen, state)
+        return seen
+
+    def update(self, gradients: Gradients, weights: Sequence[Tensor], stale_weights: Sequence[Tensor]) -> Step:
+        """Transforms an update before the optimizer makes it."""
+        step = Step(self._site, self._number, gradients, weights, stale_weights)
+        states = self._started(weights)
+        for i, correction in enumerate(self._corrections):
+            step, states[i] = correction.update(step, states[i])
+        return step
+
+    def updated(self, weights: Sequence[Tensor]) -> None:
+        """Follows an update that has been made, or skipped."""
+        states = self._started(weights)
+        for i, correction in enumerate(self._corrections):
+            states[i] = correction.updated(self._site, weights, states[i])
+        self._number += 1
+
+    def _started(self, weights: Sequence[Tensor]) -> list[State]:
+        if self._states is None:
+            self._states = [correction.init(self._site, weights) for correction in self._corrections]
+        return self._states
+
+    def state(self) -> dict[str, Any]:
+        """All that the corrections remember, by reference."""
+        return {"number": self._number, "states": self._states}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restores such a state."""
+        self._number, self._states = state["number"], deepcopy(state["states"])

@@ -1,0 +1,33 @@
+"""Gradient accumulation over batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from freewheel._errors import whole_number
+from freewheel.corrections._correction import Correction, Site, State, Step, map_gradients
+
+
+@dataclass(frozen=True)
+class Accumulate(Correction):
+    """Makes one step for every `every` batches, with the mean of their gradients.
+
+    Versions go on counting batches; between steps they hold the same weights. Gradients collected when `fit` ends are
+    kept for the next one.
+    """
+
+    every: int
+    credits = ("chain", "forward", "feedback")
+    collects = True
+
+    def __post_init__(self) -> None:
+        whole_number("every", self.every, least=1)
+
+    def applies(self, site: Site) -> bool:
+        """Every batch is a step for `every` = 1."""
+        return self.every > 1
+
+    def update(self, step: Step, state: State) -> tuple[Step, State]:
+        """Collects, and lets every so many updates through."""
+        mean = map_gradients(lambda g: g / self.every, step.gradients)
+        return step._replace(gradients=mean, skip=step.skip or (step.number + 1) % self.every > 0), state

@@ -1,0 +1,59 @@
+"""`aligned`: the chain rule through fixed random weights (feedback alignment)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from torch import nn
+
+from freewheel.credit._chain_stage import ChainStage
+from freewheel.credit.chain import Chain
+from freewheel.feedback import FeedbackOptions, FeedbackWeights, passing_back
+from freewheel.feedback._numbering import StageLayers, number_all_layers
+from freewheel.stage import Blueprint, Stage, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aligned(FeedbackOptions, Chain):
+    """Gradients pass from layer to layer through fixed random weights in the shape of each layer's own (`fa`).
+
+    Args:
+        bound: The largest feedback weight; He's bound by default.
+        own: Given feedback weights by the layer's number, in the shape of its weight.
+        layers: The layers of each stage; the trainer fills them in.
+
+    Example:
+        >>> Aligned(bound=0.5)
+        Aligned(bound=0.5, own=None)
+    """
+
+    name: ClassVar[str] = "aligned"
+
+    layers: tuple[StageLayers, ...] = field(default=(), repr=False, compare=False)
+
+    def bind(self, modules: Sequence[nn.Module]) -> Aligned:
+        """Numbers the layers."""
+        return replace(self, layers=number_all_layers(modules))
+
+    def build(self, blueprint: Blueprint) -> Stage:
+        """Builds a stage whose layers pass gradients back through feedback weights."""
+        return AlignedStage(blueprint, self)
+
+
+class AlignedStage(ChainStage):
+    """A stage of the chain rule whose layers pass gradients back through feedback weights."""
+
+    def __init__(self, blueprint: Blueprint, aligned: Aligned) -> None:
+        self._aligned = aligned
+        super().__init__(blueprint)
+        self._numbered = aligned.layers[self.index].of(self.module)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._feedback = FeedbackWeights(self._aligned, self.config.seed)
+
+    def _plain_call(self, x: Tree, target: Tree) -> Tree:
+        with passing_back(self._numbered, self._feedback):
+            return super()._plain_call(x, target)

@@ -1,0 +1,38 @@
+"""`chain`: the gradient comes from the next stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from freewheel.credit._chain_stage import ChainStage
+from freewheel.credit._credit import Credit
+from freewheel.stage import Blueprint, Stage
+
+if TYPE_CHECKING:
+    from freewheel.methods import Pipeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain(Credit):
+    """The chain rule: a stage takes the gradient of its output from the next stage and passes on that of its input.
+
+    Example:
+        >>> import freewheel as fw
+        >>> fw.Pipeline(credit=fw.Chain(), delays=(1, 0)) == fw.Pipeline(delays=(1, 0))
+        True
+    """
+
+    name: ClassVar[str] = "chain"
+    family: ClassVar[str] = "chain"
+
+    def check(self, pipeline: Pipeline) -> None:
+        """Micro-batches are flushed."""
+        if pipeline.micro > 1 and any(pipeline.delays):
+            raise ValueError(
+                f"micro={pipeline.micro}: micro-batches need zero delays, not delays={tuple(pipeline.delays)}"
+            )
+
+    def build(self, blueprint: Blueprint) -> Stage:
+        """Builds a stage that goes backward."""
+        return ChainStage(blueprint)

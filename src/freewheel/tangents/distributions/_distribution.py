@@ -1,0 +1,31 @@
+"""What a distribution of tangents is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+
+class Distribution(ABC):
+    """Draws a tangent. E[u·uᵀ] = I keeps the forward gradient unbiased.
+
+    Example:
+        >>> import freewheel as fw
+        >>> class Uniform(fw.Distribution):
+        ...     def draw(self, out, generator):
+        ...         return out.uniform_(-(3**0.5), 3**0.5, generator=generator)
+        >>> fw.AsyncFGD(distribution=Uniform()).pipeline(2).credit.distribution
+        Uniform()
+    """
+
+    on_cpu: ClassVar[bool] = False  # whether to draw on the CPU for every device, so that all agree
+
+    @abstractmethod
+    def draw(self, out: Tensor, generator: torch.Generator) -> Tensor:
+        """Fills a tensor with random numbers from the generator, and from nothing else, and returns it."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"

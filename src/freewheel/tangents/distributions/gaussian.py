@@ -1,0 +1,14 @@
+"""N(0, I)."""
+
+import torch
+from torch import Tensor
+
+from freewheel.tangents.distributions._distribution import Distribution
+
+
+class Gaussian(Distribution):
+    """Independent normal numbers, as in the paper."""
+
+    def draw(self, out: Tensor, generator: torch.Generator) -> Tensor:
+        """Normal numbers."""
+        return out.normal_(generator=generator)

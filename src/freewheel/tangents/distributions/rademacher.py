@@ -1,0 +1,22 @@
+"""±1."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from freewheel.tangents.distributions._distribution import Distribution
+
+
+class Rademacher(Distribution):
+    """Independent signs: the least variance that independent elements can have."""
+
+    on_cpu: ClassVar[bool] = True
+
+    def draw(self, out: Tensor, generator: torch.Generator) -> Tensor:
+        """±1 for each element, 32 of them out of each number drawn."""
+        count = out.numel()
+        words = torch.empty((count + 31) // 32, dtype=torch.int32)
+        words.random_(-(2**31), 2**31, generator=generator)
+        bits = (words.unsqueeze(1) >> torch.arange(32, dtype=torch.int32)) & 1
+        return out.copy_((bits.view(-1)[:count] * 2 - 1).view(out.shape))

@@ -1,0 +1,17 @@
+"""The sphere of radius √d."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from freewheel.tangents.distributions._distribution import Distribution
+
+
+class Sphere(Distribution):
+    """Uniform on the sphere of radius √d, d the size of the tensor."""
+
+    def draw(self, out: Tensor, generator: torch.Generator) -> Tensor:
+        """A normal tensor, scaled to the radius."""
+        out.normal_(generator=generator)
+        return out.mul_(math.sqrt(out.numel()) / torch.linalg.vector_norm(out)) if out.numel() else out

@@ -1,0 +1,41 @@
+"""What callbacks see at the end of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from freewheel.trainer._history import Epoch, History
+
+
+class StageSequence(nn.Module):
+    """Stages run one after the other."""
+
+    def __init__(self, stages: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+
+    def forward(self, x: Any) -> Any:
+        """Passes the input through all stages."""
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochEnd:
+    """What a callback sees: the record of the epoch, and the network as it was after exactly that many batches."""
+
+    record: Epoch
+    history: History
+    stages: Sequence[nn.Module]
+
+    def model(self) -> nn.Module:
+        """The network at the cut, in eval mode; it changes after the callback returns, so copy what is to be kept."""
+        return StageSequence(self.stages).eval()
+
+
+Callback = Callable[[EpochEnd], Any]
