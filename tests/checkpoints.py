@@ -28,7 +28,7 @@ def loader() -> list[tuple[Tensor, Tensor]]:
 def saved_at(folder: Path) -> dict[int, Path]:
     """The checkpoints in a folder that are not at the end of their fit, by their number of batches."""
     found = [(find(path).manifest, path) for path in finished(folder)]
-    return {manifest.batches: path for manifest, path in found if manifest.progress is not None}
+    return {manifest.batches: path for manifest, path in found if manifest.unfinished}
 
 
 def resume(path: Path, stages: list[nn.Module], method: Any, **options: Any) -> fw.Trainer:

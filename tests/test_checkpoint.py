@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import freewheel as fw
 from checkpoints import EPOCHS, everything, goes_on, loader, numbers, resume, rewrite, run_saved, same, saved_at
-from freewheel.checkpoint import _folder
+from freewheel.checkpoint import _writer
 from rows import LOCAL, OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
 
 CROSSED = [("simulate", "threads"), ("threads", "simulate")]
@@ -29,7 +29,7 @@ ROW = {row.name: row for row in ROWS}
 
 @pytest.fixture(autouse=True)
 def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_folder, "KEPT", 99)
+    monkeypatch.setattr(_writer, "RETAINED", 99)
 
 
 # ---- every method ----

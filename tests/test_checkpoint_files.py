@@ -29,22 +29,24 @@ from rows import OPTIMIZERS, batches, network, same_bits, tensors, trainer
 
 def test_the_last_two_are_kept(tmp_path):
     run_saved(tmp_path, fw.FDG(), 2, every=2)
-    assert [manifest(path)["batches"] for path in finished(tmp_path)] == [10, 12]
+    assert [manifest(path)["fit"]["batches"] for path in finished(tmp_path)] == [10, 12]
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-000005", "checkpoint-000006"}
 
 
 def test_the_manifest_says_what_it_is_of(tmp_path):
     run_saved(tmp_path, fw.FDG(shrink=0.5), 3)
     written = manifest(saved_at(tmp_path)[10])
-    assert written["format"] == 1
+    assert written["format"] == 2
     assert written["plan"] == "plan fdg: delays=4,2,0 order=backward cell=round"
     assert written["torch"] == torch.__version__
     assert written["freewheel"] == fw.__version__
-    assert (written["settings"]["seed"], written["settings"]["threads"], written["batches"]) == (3, 1, 10)
-    assert written["progress"]["fetched"] == [12, 11, 10]
-    assert len(written["history"]["epochs"]) == 1
+    assert (written["settings"]["seed"], written["settings"]["threads"], written["fit"]["batches"]) == (3, 1, 10)
+    assert (written["fit"]["epochs"], written["fit"]["epoch"], written["fit"]["first"]) == (2, 1, 6)
+    assert len(written["fit"]["history"]["epochs"]) == 1
     files = ["stage-0.pt", "stage-1.pt", "stage-2.pt", "generators.pt"]
     assert [file["name"] for file in written["files"]] == files
+    assert [file["forwarded"] for file in written["files"]] == [12, 11, 10, None]
+    assert [file["in_flight"] for file in written["files"]] == [True, True, False, False]
     assert {path.name for path in saved_at(tmp_path)[10].iterdir()} == {*files, "manifest.json"}
 
 
@@ -53,7 +55,7 @@ def test_a_run_that_goes_on_keeps_two_as_well(tmp_path):
     shutil.rmtree(finished(tmp_path)[-1])
     made = resume(tmp_path, network(2, 77), fw.FDG())
     made.fit(loader(), EPOCHS, save_to=tmp_path, save_every=11)
-    assert [manifest(path)["batches"] for path in finished(tmp_path)] == [11, 12]
+    assert [manifest(path)["fit"]["batches"] for path in finished(tmp_path)] == [11, 12]
 
 
 # ---- damage ----
@@ -88,7 +90,7 @@ def test_damage_anywhere_is_noticed(tmp_path):
             assert found.manifest == good  # white space
         else:
             assert found.folder == older
-            assert f"going on from the one before, {older.name}" in str(said[0].message)
+            assert f"resuming from the previous one, {older.name}" in str(said[0].message)
             with pytest.raises(DamagedError, match="damaged"):
                 find(newer)
             noticed += 1
@@ -100,7 +102,9 @@ def test_damage_anywhere_is_noticed(tmp_path):
 def test_a_damaged_newest_one_falls_back_and_goes_on(tmp_path):
     expected = run_saved(tmp_path, fw.FDG(), 3)
     spoil(finished(tmp_path)[-1] / "stage-1.pt", random.Random(0))
-    with pytest.warns(UserWarning, match=r"stage-1.pt is damaged: .*; going on from the one before, checkpoint-000002"):
+    with pytest.warns(
+        UserWarning, match=r"stage-1.pt is damaged: .*; resuming from the previous one, checkpoint-000002"
+    ):
         made = resume(tmp_path, network(3, 77), fw.FDG())
     made.fit(loader(), EPOCHS)
     assert same(everything(made), expected)
@@ -111,7 +115,7 @@ def test_missing_files_are_noticed(name, tmp_path):
     run_saved(tmp_path, fw.FDG(), 2)
     for path in finished(tmp_path):
         (path / name).unlink()
-    with pytest.raises(DamagedError, match=f"no checkpoint in .* is whole: .*{name}"):
+    with pytest.raises(DamagedError, match=f"no checkpoint in .* is intact: .*{name}"):
         resume(tmp_path, network(2), fw.FDG())
 
 
@@ -135,8 +139,8 @@ def test_nothing_there_is_refused(tmp_path):
 def test_another_format_is_refused(tmp_path):
     run_saved(tmp_path, fw.FDG(), 2)
     path = finished(tmp_path)[-1] / "manifest.json"
-    path.write_text(seal({**unseal(path), "format": 2, "freewheel": "9.9"}))
-    with pytest.raises(ValueError, match=r"has format 2, this freewheel reads format 1: resume it with freewheel 9.9"):
+    path.write_text(seal({**unseal(path), "format": 3, "freewheel": "9.9"}))
+    with pytest.raises(ValueError, match=r"has format 3, this freewheel reads format 2: resume it with freewheel 9.9"):
         resume(tmp_path, network(2), fw.FDG())
 
 
@@ -145,7 +149,7 @@ def test_another_torch_is_told(tmp_path):
     path = finished(tmp_path)[-1] / "manifest.json"
     path.write_text(seal({**unseal(path), "torch": "1.0"}))
     with pytest.warns(
-        UserWarning, match=r"saved with torch 1.0, this is .*: it goes on, but perhaps not to the same bits"
+        UserWarning, match=r"saved with torch 1.0, this is .*: training resumes, but results may not be bit-identical"
     ):
         resume(tmp_path, network(2), fw.FDG())
 
@@ -155,12 +159,12 @@ def test_another_torch_is_told(tmp_path):
 KILLED = """
     import itertools, os, sys
     sys.path.insert(0, {tests!r})
-    import freewheel.checkpoint._saver as saver
+    import freewheel.checkpoint._snapshot as snapshots
     import freewheel as fw
     from rows import network, trainer
     from checkpoints import EPOCHS, loader
 
-    write, numbers = saver.write_tensors, itertools.count()
+    write, numbers = snapshots.write_tensors, itertools.count()
 
     def killed(folder, name, content):
         file = write(folder, name, content)
@@ -170,7 +174,7 @@ KILLED = """
             os._exit(9)
         return file
 
-    saver.write_tensors = killed
+    snapshots.write_tensors = killed
     trainer(network(3), fw.FDG(), runtime="simulate").fit(loader(), EPOCHS, save_to={folder!r}, save_every=3)
 """
 
@@ -203,7 +207,7 @@ def test_two_runs_in_one_folder_leave_each_other_alone(tmp_path):
     made.fit(Nested(), save_to=tmp_path, save_every=3)
     assert seen[0]
     assert seen[0] == seen[1]
-    of = [(manifest(path)["settings"]["stages"], manifest(path)["batches"]) for path in finished(tmp_path)]
+    of = [(manifest(path)["settings"]["stages"], manifest(path)["fit"]["batches"]) for path in finished(tmp_path)]
     assert of == [(2, 11), (2, 12), (3, 9), (3, 12)]
     assert same(everything(resume(tmp_path, network(3, 77), fw.FDG())), everything(made))
 
@@ -294,7 +298,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "method": (
         fw.PipeDream(),
         {},
-        r"method='pipedream', but .* in flight that go on only with method='fdg': give that",
+        r"method='pipedream', but .* in flight that resume only with method='fdg': give that",
     ),
     "option": (fw.FDG(shrink=0.4), {}, r"corrections=\['Shrink\(beta=0.4\)'\], but"),
     "order": (fw.FDG(shrink=0.5, order="forward"), {}, "order='forward', but"),
@@ -340,7 +344,7 @@ def test_collected_gradients_are_refused_to_others(tmp_path):
     made = trainer(network(2), collects)
     made.fit(loader())
     made.save(tmp_path)
-    with pytest.raises(ValueError, match=r"holds gradients collected by Accumulate\(every=4\), which only the same"):
+    with pytest.raises(ValueError, match=r"holds gradients accumulated by Accumulate\(every=4\), which resume only"):
         resume(tmp_path, network(2), fw.PipeDream())
     resume(tmp_path, network(2), collects)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from freewheel.checkpoint import _folder
+from freewheel.checkpoint import _writer
 from test_cli_resume import cut_off, same_files
 from test_cli_train import good, run
 from test_torchrun import torchrun
@@ -16,7 +16,7 @@ BRIEF = ("--epochs", "2", "--limit", "200", "--no-compare")
 
 
 def test_processes_give_the_weights_of_simulate_and_go_on_with_its_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(_folder, "KEPT", 99)
+    monkeypatch.setattr(_writer, "RETAINED", 99)
     folder, whole, resumed = tmp_path / "run", tmp_path / "whole.pt", tmp_path / "resumed.pt"
     small = (*BRIEF, "--at", "pool", "--threads", "1", "-q")
     good(*small, "--runtime", "simulate", "--save", str(whole))
@@ -32,12 +32,12 @@ SCRIPT = """
 import os, time
 from pathlib import Path
 import freewheel as fw
-from freewheel.checkpoint import _folder
+from freewheel.checkpoint import _writer
 from freewheel.cli._app import app
 from freewheel.runtime import of_rank_0
 from test_cli_resume import cut_off
 
-_folder.KEPT = 99
+_writer.RETAINED = 99
 rank = os.environ["RANK"]
 measured = fw.split
 

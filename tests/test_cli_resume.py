@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import freewheel as fw
-from freewheel.checkpoint import _folder, finished
+from freewheel.checkpoint import _writer, finished
 from test_cli_train import good, run, same
 
 BRIEF = ("--epochs", "3", "--limit", "200", "--threads", "1", "--stages", "2", "--no-compare", "-q")
@@ -24,14 +24,14 @@ def same_files(one: Path, two: Path) -> bool:
 def cut_off(folder: Path, batches: int) -> None:
     """As if the run had ended after the checkpoint with so many batches."""
     for path in finished(folder):
-        if json.loads((path / "manifest.json").read_text())["batches"] > batches:
+        if json.loads((path / "manifest.json").read_text())["fit"]["batches"] > batches:
             shutil.rmtree(path)
 
 
 @pytest.mark.parametrize("method", [("--method", "fdg", "-o", "shrink=0.5"), ("--method", "asyncfgd")], ids="-".join)
 def test_a_run_goes_on_without_other_options(method, tmp_path, monkeypatch):
     """The cut was measured, and would be another one today; images come in an order that depends on the epoch."""
-    monkeypatch.setattr(_folder, "KEPT", 99)
+    monkeypatch.setattr(_writer, "RETAINED", 99)
     folder, whole, resumed = tmp_path / "run", tmp_path / "whole.pt", tmp_path / "resumed.pt"
     good(*BRIEF, *method, "--save-to", str(folder), "--save-every", "5", "--save", str(whole))
     cut_off(folder, 5)

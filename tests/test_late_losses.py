@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import freewheel as fw
 from checkpoints import goes_on
-from freewheel.checkpoint import _folder
+from freewheel.checkpoint import _writer
 from reference import SGD, Reference
 from rows import trainer
 
@@ -98,7 +98,7 @@ def test_losses_of_replicas_are_those_of_their_epochs():
 @pytest.mark.parametrize("every", [1, 2, 3])
 @pytest.mark.parametrize("name", ["one stage", "two stages"])
 def test_a_run_that_goes_on_has_the_same_losses(name, every, tmp_path, monkeypatch):
-    monkeypatch.setattr(_folder, "KEPT", 99)
+    monkeypatch.setattr(_writer, "RETAINED", 99)
     method = LATE[name]
     make = partial(stages, len(method.delays))
     goes_on(tmp_path, lambda: method, make, every=every, data=loader, epochs=EPOCHS, plain=True, optimizer=STEP)

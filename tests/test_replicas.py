@@ -300,7 +300,7 @@ def test_every_replica_takes_up_its_own_buffers(tmp_path):
 def test_batches_in_flight_belong_to_as_many_replicas(tmp_path):
     trainer(network(2), "pipedream", replicas=2).fit(EIGHT(), epochs=2, save_to=tmp_path, save_every=6)
     *_, before, _ = sorted(os.listdir(tmp_path))
-    with pytest.raises(ValueError, match=r"replicas=1, but .* has batches in flight that go on only with replicas=2"):
+    with pytest.raises(ValueError, match=r"replicas=1, but .* has batches in flight that resume only with replicas=2"):
         trainer(network(2), "pipedream", make=partial(fw.Trainer.resume, tmp_path / before))
 
 

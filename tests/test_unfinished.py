@@ -11,15 +11,16 @@ import pytest
 
 import freewheel as fw
 from checkpoints import run_saved
-from freewheel.checkpoint import _writers, writing
+from freewheel.checkpoint import _lock
+from freewheel.checkpoint._lock import writer_lock
 
 WRITES = """
     import sys
     from pathlib import Path
-    from freewheel.checkpoint import writing
+    from freewheel.checkpoint._lock import writer_lock
 
     folder = Path({folder!r})
-    with writing(folder, "elsewhere"):
+    with writer_lock(folder, "elsewhere"):
         (folder / ".unfinished-elsewhere-3").mkdir()
         (folder / ".unfinished-elsewhere-3" / "stage-0.pt").write_bytes(b"half")
         print("writing", flush=True)
@@ -62,9 +63,9 @@ def test_a_run_of_another_process_is_cleared_when_it_is_dead_and_not_before(tmp_
 
 
 def test_two_runs_of_one_process_leave_each_other_alone(tmp_path):
-    with writing(tmp_path, "one"):
+    with writer_lock(tmp_path, "one"):
         (tmp_path / ".unfinished-one-1").mkdir()
-        with writing(tmp_path, "two"):
+        with writer_lock(tmp_path, "two"):
             assert hidden(tmp_path) == [".unfinished-one-1", ".writer-one", ".writer-two"]
         assert hidden(tmp_path) == [".unfinished-one-1", ".writer-one"]
     assert hidden(tmp_path) == []
@@ -78,7 +79,7 @@ def test_what_cannot_be_told_stays(tmp_path):
     before = hidden(tmp_path)
     save(tmp_path)
     assert hidden(tmp_path) == before
-    left(tmp_path, "here", _writers._BOOT.read_bytes().strip())
+    left(tmp_path, "here", _lock._BOOT.read_bytes().strip())
     save(tmp_path)
     assert hidden(tmp_path) == before
 
@@ -87,20 +88,20 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(*arguments):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(_writers.fcntl, "flock", flock)
+    monkeypatch.setattr(_lock.fcntl, "flock", flock)
 
 
 def no_fcntl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_writers, "fcntl", None)
+    monkeypatch.setattr(_lock, "fcntl", None)
 
 
 def no_boots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_writers, "_BOOT", Path("/nowhere/boot_id"))
+    monkeypatch.setattr(_lock, "_BOOT", Path("/nowhere/boot_id"))
 
 
 @pytest.mark.parametrize("lacking", [no_locks, no_fcntl, no_boots])
 def test_without_locks_or_boots_runs_save_and_clear_their_own_alone(lacking, tmp_path, monkeypatch):
-    left(tmp_path, "here", _writers._BOOT.read_bytes().strip())
+    left(tmp_path, "here", _lock._BOOT.read_bytes().strip())
     before = hidden(tmp_path)
     lacking(monkeypatch)
     save(tmp_path)

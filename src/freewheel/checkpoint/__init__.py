@@ -1,37 +1,35 @@
-"""Checkpoints: all that a run is, everything in flight included, in files that are checked before they are believed."""
+"""Checkpoints of a running pipeline, everything in flight included.
 
-from freewheel.checkpoint._files import GENERATORS, DamagedError, File, read_tensors, write_generators, write_text
-from freewheel.checkpoint._folder import Found, find, finished, publish
-from freewheel.checkpoint._manifest import Manifest, Progress, seal, unseal
-from freewheel.checkpoint._names import full_names, spread
-from freewheel.checkpoint._saver import Counts, Restart, Saved, Saver, StagePart, file_name
+A `CheckpointWriter` writes them: each stage its `StageSnapshot`, the caller the rest. A `Checkpoint` is one on disk,
+found and verified, to be loaded into stages.
+"""
+
+from freewheel.checkpoint._checkpoint import Checkpoint, find, find_latest, finished
+from freewheel.checkpoint._files import DamagedError, File, write_text
+from freewheel.checkpoint._manifest import FitPosition, Manifest, seal, unseal
 from freewheel.checkpoint._settings import difference, settings_of
-from freewheel.checkpoint._writers import writing
+from freewheel.checkpoint._snapshot import Counts, StageSnapshot, full_names
+from freewheel.checkpoint._writer import CheckpointWriter, Every, check_folder, check_saving
 
 __all__ = [
-    "GENERATORS",
+    "Checkpoint",
+    "CheckpointWriter",
     "Counts",
     "DamagedError",
+    "Every",
     "File",
-    "Found",
+    "FitPosition",
     "Manifest",
-    "Progress",
-    "Restart",
-    "Saved",
-    "Saver",
-    "StagePart",
+    "StageSnapshot",
+    "check_folder",
+    "check_saving",
     "difference",
-    "file_name",
     "find",
+    "find_latest",
     "finished",
     "full_names",
-    "publish",
-    "read_tensors",
     "seal",
     "settings_of",
-    "spread",
     "unseal",
-    "write_generators",
     "write_text",
-    "writing",
 ]

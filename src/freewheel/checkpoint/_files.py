@@ -1,77 +1,74 @@
-"""Files that are on the disk when they are said to be, and that nobody has changed since."""
+"""The files of a checkpoint: plain data, synced to disk when written, verified when read."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
+from torch import Tensor
 
-from freewheel.checkpoint._plain import plain
-
-GENERATORS = "generators.pt"
+SIMPLE = (type(None), bool, int, float, complex, str, bytes)
 
 
 class DamagedError(ValueError):
-    """A file is not what was written."""
+    """A file is missing or differs from what was written."""
 
 
 class File(NamedTuple):
-    """A file, and what it must contain."""
+    """A file of a checkpoint and its digest; that of a stage also records how far the stage was."""
 
     name: str
     sha256: str
     size: int
+    forwarded: int | None = None  # batches that the stage has forwarded
+    in_flight: bool = False  # whether messages that the stage has sent are in flight
 
 
-class _Hashing:
-    """Writes to a file, and hashes what it writes."""
+class _HashingFile:
+    """A file that hashes what is written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.sha256, self.size = file, hashlib.sha256(), 0
 
     def write(self, data: Any) -> int:
-        """Appends some bytes."""
+        """Append bytes."""
         self.sha256.update(data)
         self.size += len(data)
         return self._file.write(data)
 
     def flush(self) -> None:
-        """Hands them to the system."""
+        """Pass buffered bytes on to the system."""
         self._file.flush()
 
 
 def write_tensors(folder: Path, name: str, content: Any) -> File:
-    """Writes plain containers of tensors, and waits until they are on the disk."""
+    """Write plain containers of tensors and sync them to disk."""
     with (folder / name).open("wb") as file:
-        hashing = _Hashing(file)
+        hashing = _HashingFile(file)
         torch.save(content, hashing)  # pyright: ignore[reportArgumentType]
         _sync(file)
     return File(name, hashing.sha256.hexdigest(), hashing.size)
 
 
-def write_generators(folder: Path, generators: Any) -> File:
-    """Writes what the loader draws from."""
-    return write_tensors(folder, GENERATORS, plain(generators, "the loader's state"))
-
-
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file, and waits until it is on the disk."""
+    """Write a text file and sync it to disk."""
     with path.open("wb") as file:
         file.write(text.encode())
         _sync(file)
 
 
 def read_tensors(folder: Path, file: File) -> Any:
-    """What `write_tensors` has written; raises `DamagedError` for anything else."""
+    """Read what `write_tensors` wrote; raise `DamagedError` for anything else."""
     check_file(folder, file)
     return torch.load(folder / file.name, weights_only=True, map_location="cpu")
 
 
 def check_file(folder: Path, file: File) -> None:
-    """Raises `DamagedError` where a file is missing or is not what was written."""
+    """Raise `DamagedError` if a file is missing or has another digest."""
     path = folder / file.name
     try:
         with path.open("rb") as opened:
@@ -83,7 +80,7 @@ def check_file(folder: Path, file: File) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the names in a folder are on the disk, where the system can tell."""
+    """Sync the names in a folder to disk, where the system supports it."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -96,3 +93,45 @@ def sync_folder(folder: Path) -> None:
 def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
+
+
+# -- plain data: read again without running anyone's code -------------------------------------------------------------
+
+
+def plain(value: Any, what: str = "it") -> Any:
+    """The same tree in tuples, lists, dicts, tensors, numbers and text; anything else is refused.
+
+    A tensor is copied only if it is a view of a larger storage, which would be written in full.
+
+    Example:
+        >>> plain({"size": torch.Size([2, 3]), "x": torch.zeros(9)[:1]})
+        {'size': (2, 3), 'x': tensor([0.])}
+    """
+    if isinstance(value, Tensor):
+        return _compact(value)
+    if type(value) in SIMPLE:
+        return value
+    if type(value) in (tuple, torch.Size):
+        return tuple([plain(item, what) for item in value])
+    if type(value) is list:
+        return [plain(item, what) for item in value]
+    if type(value) in (dict, OrderedDict, Counter):
+        return type(value)({plain(key, what): plain(item, what) for key, item in value.items()})
+    raise TypeError(
+        f"{what} has a {type(value).__name__} in it: a checkpoint holds tensors, numbers, text, and tuples, lists and "
+        "dicts of these; use them instead, or train without save_to"
+    )
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    """The tensor without its graph, in a storage of its own size, with the same strides."""
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        return tensor
+    if tensor._is_zerotensor() or tensor.is_conj() or tensor.is_neg():
+        return tensor.clone()
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
+    if tensor.untyped_storage().nbytes() == span * tensor.element_size():
+        return tensor
+    flat = tensor.as_strided((span,), (1,), tensor.storage_offset()).clone()
+    return flat.as_strided(tensor.size(), tensor.stride(), 0)

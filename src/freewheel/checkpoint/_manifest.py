@@ -1,4 +1,4 @@
-"""The manifest: what a checkpoint is of, where in the data it stands, and what its files must contain."""
+"""The manifest: which run a checkpoint belongs to, where its fit stands, and the digests of its files."""
 
 from __future__ import annotations
 
@@ -8,64 +8,93 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from freewheel.checkpoint._files import DamagedError, File
 
 NAME = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far a fit has come that is not at its end.
+class FitPosition:
+    """Where a fit stands; one with no epoch left has ended.
 
     Args:
-        epochs: The passes over the data that it was asked for.
-        epoch: The one that goes on.
-        first: The number of its first batch.
-        last: What the last batch of it looked like, if there was one.
+        batches: Batches of the fit that every stage has been updated with.
+        epochs: The number of epochs of the fit.
+        epoch: The epoch of the next batch.
+        first: The number of that epoch's first batch.
+        last: A fingerprint of the last batch, if it belongs to that epoch.
         seconds: Time since the last epoch ended.
-        fetched: For each stage, the batches that it has forwarded.
+        history: The history so far, as plain data.
     """
 
+    batches: int
     epochs: int
     epoch: int
-    first: int
-    last: str
-    seconds: float
-    fetched: tuple[int, ...]
+    first: int = 0
+    last: str = ""
+    seconds: float = 0.0
+    history: dict[str, Any]
+
+    @property
+    def ended(self) -> bool:
+        """Whether no epoch is left."""
+        return self.epoch >= self.epochs
+
+
+def _version() -> str:
+    from freewheel import __version__
+
+    return __version__
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Everything about a checkpoint but its tensors.
+    """Everything about a checkpoint except its tensors.
 
     Args:
-        freewheel: The version that wrote it.
-        torch: Likewise.
-        run: The run that it belongs to, which runs that go on from it share.
-        plan: The plan's heading, for people.
-        settings: What must be the same for batches in flight to mean the same.
-        batches: Batches of the fit that every stage has been updated with.
-        batches_before: Those of earlier fits.
-        epochs_before: Likewise.
-        drained: Whether nothing is in flight.
-        progress: Where the fit stands; None at its end, or where there is none.
-        history: The fit's history so far; None where there is none.
+        run: The id of the run, shared by all runs that resume it.
+        plan: The plan's heading, for human readers.
+        settings: What must not change for batches in flight to stay valid.
+        batches_before: Batches of earlier fits.
+        epochs_before: Epochs of earlier fits.
+        freewheel: The version of freewheel that wrote it.
+        torch: The version of torch that wrote it.
+        fit: Where the fit stands; None between two fits.
         files: The files beside the manifest.
     """
 
-    freewheel: str
-    torch: str
     run: str
     plan: str
     settings: dict[str, Any]
-    batches: int
     batches_before: int
     epochs_before: int
-    drained: bool
-    progress: Progress | None
-    history: dict[str, Any] | None
-    files: tuple[File, ...] = field(default=())
+    freewheel: str = field(default_factory=_version)
+    torch: str = torch.__version__
+    fit: FitPosition | None = None
+    files: tuple[File, ...] = ()
+
+    @property
+    def batches(self) -> int:
+        """Batches of the fit that every stage has been updated with."""
+        return 0 if self.fit is None else self.fit.batches
+
+    @property
+    def history(self) -> dict[str, Any] | None:
+        """The history of the fit, as plain data; None between two fits."""
+        return None if self.fit is None else self.fit.history
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the checkpoint was saved in the middle of a fit."""
+        return self.fit is not None and not self.fit.ended
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is in flight."""
+        return all(file.forwarded in (None, self.batches) and not file.in_flight for file in self.files)
 
     def text(self) -> str:
         """The manifest as JSON, with a digest of itself."""
@@ -73,31 +102,29 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """The manifest of a checkpoint; raises `DamagedError` for one that is missing or not what was written."""
+        """Read the manifest of a checkpoint; raise `DamagedError` if it is missing or damaged."""
         content = unseal(folder / NAME)
-        assert content.keys() == {f.name for f in fields(cls)}, "the format number tells what there is"
-        progress = content["progress"]
-        if progress is not None:
-            content["progress"] = Progress(**{**progress, "fetched": tuple(progress["fetched"])})
-        content["files"] = tuple(File(**file) for file in content["files"])
-        return cls(**content)
+        assert content.keys() == {f.name for f in fields(cls)}, "the fields depend on the format alone"
+        fit, files = content["fit"], content["files"]
+        content["fit"] = None if fit is None else FitPosition(**fit)
+        return cls(**{**content, "files": tuple(File(**file) for file in files)})
 
 
 def seal(content: dict[str, Any]) -> str:
-    """Plain data as JSON, with the number of the format and a digest of it all."""
+    """Plain data as JSON, with the number of the format and a digest of the whole."""
     content = {"format": FORMAT, **content}
     return json.dumps({**content, "sha256": _digest(content)}, indent=1) + "\n"
 
 
 def unseal(path: Path) -> dict[str, Any]:
-    """What `seal` has written to a file; raises `DamagedError` where it is missing or anything else."""
+    """Read what `seal` wrote; raise `DamagedError` if the file is missing or damaged."""
     try:
         content = json.loads(path.read_bytes())
         digest = content.pop("sha256")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise DamagedError(f"{path} is missing or damaged") from None
     if digest != _digest(content):
-        raise DamagedError(f"{path} is damaged: it is not what was written")
+        raise DamagedError(f"{path} is damaged: it differs from what was written")
     version = content.pop("format")
     if version != FORMAT:
         raise ValueError(

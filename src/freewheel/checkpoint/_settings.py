@@ -1,4 +1,4 @@
-"""What must be the same for batches in flight to mean the same."""
+"""Settings: what must not change for batches in flight to stay valid."""
 
 from __future__ import annotations
 
@@ -35,3 +35,8 @@ def difference(saved: dict[str, Any], given: dict[str, Any]) -> tuple[str, Any, 
     return next(
         ((name, saved.get(name), given.get(name)) for name in names if saved.get(name) != given.get(name)), None
     )
+
+
+def same_heads(saved: dict[str, Any], given: dict[str, Any]) -> bool:
+    """Whether heads and predictors are the same."""
+    return all(saved[name] == given[name] for name in ("stages", "head"))

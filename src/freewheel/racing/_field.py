@@ -155,10 +155,10 @@ def cut_of(
             stage.index,
             batches,
             busy,
-            gaps / max(1, updates),
+            gaps,
             [(loss, size) for _, loss, size in losses] if stage.is_last else [],
             stage.state() if run.states else None,
-            len(losses),
+            updates,
             layers={name: (c.started, c.finished, c.gaps / max(1, c.finished)) for name, c in ours},
         )
         parts.append(part)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freewheel.checkpoint import Counts, Restart, Saved, Saver
+from freewheel.checkpoint import Checkpoint, CheckpointWriter, Counts, File, StageSnapshot
 from freewheel.plan import ACTIVATION, TURN, Action, Op, Unit, in_flight, rest, stream
 from freewheel.runtime._channels import Channel, ClosedError, Receiver
 from freewheel.runtime._errors import StageError
@@ -37,18 +37,18 @@ class Part:
     stage: int
     batches: int
     busy: float  # seconds of work since the cut before
-    staleness: float  # mean number of updates between a forward and its own, since the cut before
+    gaps: int  # updates between each forward and its own, added up since the cut before
     losses: list[tuple[Tensor, int]] = field(default_factory=list)
     state: dict[str, Any] | None = None
     updates: int = 0  # since the cut before
-    saved: Saved | None = None
+    saved: tuple[File, ...] = ()  # for a checkpoint: the files that it has written
     replica: int = 0
     layers: dict[str, tuple[int, int, float]] = field(default_factory=dict)  # updates begun, done, staleness: of races
 
     @property
     def counts(self) -> Counts:
         """What the stage has counted since the cut before."""
-        return Counts(self.busy, round(self.staleness * self.updates), self.updates, self.losses)
+        return Counts(self.busy, self.gaps, self.updates, self.losses)
 
 
 class Interpreter:
@@ -76,8 +76,8 @@ class Interpreter:
         links: Mapping[Op, Any],
         on_part: Callable[[Part], None],
         states: bool,
-        saver: Saver | None = None,
-        restart: Restart | None = None,
+        saver: CheckpointWriter | None = None,
+        restart: Checkpoint | None = None,
     ) -> None:
         self.stage = stage
         self._saver, self._restart = saver, restart
@@ -110,26 +110,26 @@ class Interpreter:
     def actions(self) -> Iterator[Action]:
         """The stage's stream, for as many batches as the feed announces."""
         if self._restart is not None:
-            return self._go_on(self._restart)
+            return self._resume(self._restart)
         return stream(self._schedule, self.stage.index, self._feed.numbers())
 
-    def _go_on(self, restart: Restart) -> Iterator[Action]:
-        """The rest of a stream that a checkpoint has cut, with everything in flight put back first."""
-        stage, schedule = self.stage, self._schedule
-        part = restart.read(stage.index, stage.replica)
-        if part.buffers is not None:
-            load_buffers(stage.module, part.buffers)
-        self._busy, self._gaps, self._updates, losses, later = part.counts
-        self._losses.restore(restart.batches, losses, later)
-        if part.pending is None:
-            stage.epoch = restart.epoch
-            yield from stream(schedule, stage.index, self._feed.numbers(restart.batches))
+    def _resume(self, checkpoint: Checkpoint) -> Iterator[Action]:
+        """The rest of a stream that a checkpoint has cut, after everything in flight is restored."""
+        stage, schedule, batches = self.stage, self._schedule, checkpoint.manifest.batches
+        snapshot = checkpoint.snapshot(stage.index, stage.replica)
+        if snapshot.buffers is not None:
+            load_buffers(stage.module, snapshot.buffers)
+        self._busy, self._gaps, self._updates, losses, later = snapshot.counts
+        self._losses.restore(batches, losses, later)
+        if snapshot.pending is None:
+            stage.epoch = snapshot.epoch
+            yield from stream(schedule, stage.index, self._feed.numbers(batches))
             return
-        stage.restore(part.pending)
-        self._seen = part.seen
-        self._resent.extend(stage.decode(message) for _, _, message in part.sent)
-        yield from (Action(Op(f"{letter}>"), batch, None, micro) for letter, (batch, micro), _ in part.sent)
-        yield from rest(schedule, stage.index, restart.batches, self._feed.numbers(restart.batches - 1))
+        stage.restore(snapshot.pending)
+        self._seen = snapshot.seen
+        self._resent.extend(stage.decode(message) for _, _, message in snapshot.sent)
+        yield from (Action(Op(f"{letter}>"), batch, None, micro) for letter, (batch, micro), _ in snapshot.sent)
+        yield from rest(schedule, stage.index, batches, self._feed.numbers(batches - 1))
 
     def ready(self, action: Action) -> bool:
         """Whether `execute` would not have to wait."""
@@ -235,14 +235,13 @@ class Interpreter:
         """
         stage = self.stage
         copy = stage.state() if (self._states or state) and stage.replica == 0 else None
-        mean = self._gaps / max(1, self._updates)
         losses = self._losses.take(until)
-        part = Part(stage.index, batches, self._busy, mean, losses, copy, self._updates, replica=stage.replica)
+        part = Part(stage.index, batches, self._busy, self._gaps, losses, copy, self._updates, replica=stage.replica)
         self._busy, self._gaps, self._updates = 0.0, 0, 0
         return part
 
-    def _save(self, saver: Saver, batches: int) -> Part:
-        """Writes all that this stage is and holds after its update number `batches` - 1; nobody waits for it."""
+    def _save(self, saver: CheckpointWriter, batches: int) -> Part:
+        """Write this stage's snapshot right after its update with the last of `batches` batches; no stage waits."""
         stage = self.stage
         assert not {**self._received, **self._expected}, "a batch is forwarded in part"
         flying = in_flight(self._schedule, stage.index, batches, batches + len(self._seen))
@@ -251,5 +250,5 @@ class Interpreter:
         assert held.keys() >= set(units), "a message in flight was not held on to"
         sent = [(op.channel, unit, stage.encode(held[op, unit])) for op, unit in units]
         counts = Counts(self._busy, self._gaps, self._updates, *self._losses.apart(batches))
-        saved = saver.write(stage, batches, counts=counts, seen=self._seen, sent=sent)
-        return Part(stage.index, batches, 0.0, 0.0, saved=saved, replica=stage.replica)
+        file = saver.write(batches, StageSnapshot.of(stage, saver.names[stage.index], counts, self._seen, sent))
+        return Part(stage.index, batches, 0.0, 0, saved=(file,), replica=stage.replica)

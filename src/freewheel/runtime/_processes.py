@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from freewheel._malloc import keep_freed_memory
-from freewheel.checkpoint import Restart, Saver
+from freewheel.checkpoint import Checkpoint, CheckpointWriter
 from freewheel.runtime._channels import ClosedError
 from freewheel.runtime._errors import LostError
 from freewheel.runtime._generators import seeded
@@ -61,8 +61,8 @@ class Order:
     states: bool
     batches_before: int
     epochs_before: int
-    saver: Saver | None
-    restart: Restart | None
+    saver: CheckpointWriter | None
+    restart: Checkpoint | None
     at_cut: bool  # whether an epoch begins with the first batch
     prefetch: int
     depth: int
@@ -171,7 +171,7 @@ def _work_through(packed_order: bytes, rank: int, roles: Sequence[str], port: in
     world = World(store, rank, roles, transport=order.transport, timeout=order.timeout, device=stage.device)
     wires = wires_of(schedule, caller, prefetch=order.prefetch, depth=order.depth)
     senders, receivers = world.join(wires)
-    start = order.restart.batches if order.restart else 0
+    start = order.restart.manifest.batches if order.restart else 0
     interpreter = Interpreter(
         stage,
         RemoteFeed(receivers[f"announce {rank}"], start, at_cut=order.at_cut),

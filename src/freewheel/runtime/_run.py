@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any
 
-from freewheel.checkpoint import Restart, Saver
+from freewheel.checkpoint import Checkpoint, CheckpointWriter
 from freewheel.plan import SHARE, Op, capacity, routes
 from freewheel.runtime._channels import Channel, Sender
 from freewheel.runtime._feed import Batch, Feed
@@ -30,7 +30,7 @@ class Cut:
     @property
     def saved(self) -> bool:
         """Whether this is a checkpoint that every stage has written its part of."""
-        return self.parts[0].saved is not None
+        return bool(self.parts[0].saved)
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class Run:
     seed: int = 0
     batches_before: int = 0
     epochs_before: int = 0
-    saver: Saver | None = None
-    restart: Restart | None = None
+    saver: CheckpointWriter | None = None
+    restart: Checkpoint | None = None
     abroad: Abroad = field(default_factory=Abroad)
 
     def __post_init__(self) -> None:
@@ -102,7 +102,9 @@ class Run:
         # A target waits for its batch to come through, and the pipeline holds no more batches than this.
         lengths = sum(a for a, _ in self.schedule.lengths())
         self.depth = self.prefetch + 1 + lengths + self.schedule.stages + self.schedule.delays[0]
-        self._held = self.restart.fetched if self.restart else (0,) * self.schedule.stages  # batches each stage has had
+        self._held = (
+            self.restart.forwarded if self.restart else (0,) * self.schedule.stages
+        )  # batches each stage has had
         self._parts: dict[tuple[int, bool], list[Part]] = {}
         self._lock = threading.Lock()
         self.complete: Callable[[Cut], None] = lambda cut: None  # set by the runtime
@@ -110,7 +112,7 @@ class Run:
     def collect(self, part: Part) -> None:
         """Takes a stage's part of a cut; the last one completes it."""
         with self._lock:
-            key = part.batches, part.saved is not None
+            key = part.batches, bool(part.saved)
             parts = self._parts.setdefault(key, [])
             parts.append(part)
             if len(parts) < self.places:
@@ -171,12 +173,11 @@ def _together(parts: Sequence[Part]) -> Part:
     first, *others = parts
     if not others:
         return first
-    files = tuple(part.saved.file for part in others if part.saved is not None)
     return replace(
         first,
         busy=sum(part.busy for part in parts) / len(parts),
         losses=[loss for part in parts for loss in part.losses],
-        saved=None if first.saved is None else first.saved._replace(others=files),
+        saved=tuple(file for part in parts for file in part.saved),
     )
 
 

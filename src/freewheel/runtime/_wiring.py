@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freewheel.checkpoint import File, Saved
+from freewheel.checkpoint import File
 from freewheel.plan import SHARE, Op, Schedule, capacity, routes
 from freewheel.runtime._channels import ClosedError, Receiver, Sender
 from freewheel.runtime._interpreter import Part
@@ -107,18 +107,17 @@ def packed(part: Part, *, last: bool = False) -> dict[str, Any]:
     """A part as a tree that can travel; the last one comes after all batches."""
     losses = torch.stack([loss for loss, _ in part.losses]).cpu() if part.losses else None
     sizes = torch.tensor([size for _, size in part.losses])
-    numbers = {"stage": part.stage, "batches": part.batches, "busy": part.busy, "staleness": part.staleness}
+    numbers = {"stage": part.stage, "batches": part.batches, "busy": part.busy, "gaps": part.gaps}
     numbers["replica"] = part.replica
-    saved = None if part.saved is None else [*part.saved.file, part.saved.fetched, part.saved.flying]
-    kept = {"state": part.state, "updates": part.updates, "saved": saved}
+    kept = {"state": part.state, "updates": part.updates, "saved": [list(file) for file in part.saved]}
     return {**numbers, "losses": losses, "sizes": sizes, **kept, "last": last}
 
 
 def unpacked(tree: dict[str, Any]) -> Part:
     """The part that travelled so."""
     losses = [] if tree["losses"] is None else list(zip(tree["losses"].unbind(), tree["sizes"].tolist()))
-    saved = None if tree["saved"] is None else Saved(File(*tree["saved"][:3]), *tree["saved"][3:])
-    numbers = tree["stage"], tree["batches"], tree["busy"], tree["staleness"]
+    saved = tuple(File(*file) for file in tree["saved"])
+    numbers = tree["stage"], tree["batches"], tree["busy"], tree["gaps"]
     return Part(*numbers, losses, tree["state"], tree["updates"], saved, tree["replica"])
 
 

@@ -20,14 +20,15 @@ from torch import nn
 from freewheel._errors import of_type, whole_number
 from freewheel._malloc import keep_freed_memory
 from freewheel._seeds import seed_of
+from freewheel.checkpoint import Checkpoint, CheckpointWriter, FitPosition
 from freewheel.runtime import (
     NOT_FINITE,
-    START,
     Abroad,
     Cut,
     Feed,
     Outcome,
     Run,
+    Start,
     rank_and_size,
     recall,
     remember,
@@ -38,7 +39,6 @@ from freewheel.trainer._callbacks import Callback, EpochEnd
 from freewheel.trainer._evaluate import evaluate
 from freewheel.trainer._history import Epoch, History, LayerUpdates, mean_loss
 from freewheel.trainer._progress import ProgressBar
-from freewheel.trainer._saving import Resumed, Saving
 from freewheel.trainer._setup import Setup
 
 
@@ -81,27 +81,28 @@ class Fit:
         stages: Sequence[Stage],
         request: FitRequest,
         before: Before,
-        saving: Saving | None,
-        resumed: Resumed | None,
+        writer: CheckpointWriter | None,
+        resumed: Checkpoint | None,
     ) -> None:
         self._setup, self._stages, self._request, self._before = setup, stages, request, before
-        self._saving, self._resumed = saving, resumed
+        self._writer, self._resumed = writer, resumed
+        position = resumed.position if resumed else FitPosition(batches=0, epochs=request.epochs, epoch=0, history={})
         self._modules = [stage.module for stage in stages]
         self._watched = request.validate is not None or bool(request.callbacks)
         self._shadows = copy.deepcopy(self._modules) if self._watched else []
-        start = resumed.start if resumed else START
+        start = Start(position.batches, position.epoch, position.first, position.last)
         self._silent = setup.config.runtime == "torchrun" and rank_and_size()[0] > 0  # rank 0 speaks for all
         shown = False if self._silent else request.progress
         self._bar = ProgressBar(request.loader, request.epochs, done=start.batch, enabled=shown)
-        remembers = partial(remember, request.loader) if saving else None
+        remembers = partial(remember, request.loader) if writer else None
         self._feed = Feed(request.loader, request.epochs, on_batch=self._bar.advance, start=start, remember=remembers)
-        self._history = resumed.history if resumed else History()
-        self._since = time.perf_counter() - (resumed.seconds if resumed else 0.0)  # the last epoch ended
+        self._history = History.from_dict(position.history) if resumed else History()
+        self._since = time.perf_counter() - position.seconds  # the last epoch ended
 
     def run(self) -> History:
         """Trains to the end, or until a callback or Ctrl-C ends it."""
         keep_freed_memory()
-        config, saving, resumed = self._setup.config, self._saving, self._resumed
+        config, writer, resumed = self._setup.config, self._writer, self._resumed
         seed = seed_of(config.seed, self._before.batches)
         run = Run(
             self._stages,
@@ -112,8 +113,8 @@ class Fit:
             seed=seed,
             batches_before=self._before.batches,
             epochs_before=self._before.epochs,
-            saver=saving.saver if saving else None,
-            restart=resumed.restart if resumed else None,
+            saver=writer,
+            restart=resumed,
             abroad=Abroad(
                 orders=[blueprint.build for blueprint in self._setup.blueprints],
                 timeout=config.timeout,
@@ -123,16 +124,17 @@ class Fit:
             ),
         )
         runner = self._setup.method.runner(config.runtime, self._setup.blueprints)
-        writing = saving.under_way() if saving else nullcontext()
+        writing = writer.lock() if writer else nullcontext()
         with writing, self._bar, _train_mode(self._modules), seeded(seed), _interruptible(self._feed, self._silent):
             if resumed:
-                recall(self._request.loader, resumed.generators)
+                recall(self._request.loader, resumed.generators())
             outcome = runner(run)
         return self._conclude(outcome)
 
     def _on_cut(self, cut: Cut) -> bool:
-        if self._saving and cut.saved:
-            self._saving.complete(cut, self._feed, self._history, since=self._since)
+        if self._writer and cut.saved:
+            files = [file for part in cut.parts for file in part.saved]
+            self._writer.complete(files, *self._position(cut.batches, cut.time))
             return False
         # Scoring must not draw from the generators of the feed: when it happens depends on timing.
         with seeded(seed_of(self._setup.config.seed, self._before.batches, cut.batches)):
@@ -167,15 +169,29 @@ class Fit:
                 stage.load(part.state)
         history, feed = self._history, self._feed
         history.stopped, history.interrupted = stopped is not None, feed.stopped
-        if self._saving:
+        if self._writer:
             assert outcome.rest is not None
-            counts = [part.counts for part in outcome.rest.parts]
+            counts, epochs = [part.counts for part in outcome.rest.parts], self._request.epochs
             if stopped is not None or not feed.stopped:
-                self._saving.end(history.batches, counts, history)
+                end = FitPosition(batches=history.batches, epochs=epochs, epoch=epochs, history=history.as_dict())
+                self._writer.save(self._stages, counts, end)
             else:
-                place = feed.place(feed.announced)
-                self._saving.end(feed.announced, counts, history, place=place, since=self._since)
+                self._writer.save(self._stages, counts, *self._position(feed.announced, time.perf_counter()))
         return self._finished(outcome)
+
+    def _position(self, batches: int, now: float) -> tuple[FitPosition, Any]:
+        """Where the fit stands after so many batches, and what its loader draws from."""
+        place, generators = self._feed.place(batches)
+        position = FitPosition(
+            batches=batches,
+            epochs=self._request.epochs,
+            epoch=place.epoch,
+            first=place.first,
+            last=place.last,
+            seconds=now - self._since,
+            history=self._history.as_dict(),
+        )
+        return position, generators
 
     def _finished(self, outcome: Outcome) -> History:
         """The history with what came after its last epoch."""
@@ -197,7 +213,7 @@ def _record(cut: Cut, history: History, *, since: float) -> Epoch:
         seconds=seconds,
         images_per_second=samples / seconds,
         busy=tuple(min(1.0, part.busy / seconds) for part in cut.parts),
-        staleness=tuple(part.staleness for part in cut.parts),
+        staleness=tuple(part.gaps / max(1, part.updates) for part in cut.parts),
         layers={name: LayerUpdates(*counts) for part in cut.parts for name, counts in part.layers.items()},
     )
 

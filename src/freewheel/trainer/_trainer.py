@@ -13,7 +13,18 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from freewheel._config import RunConfig
 from freewheel._cores import intra_op_threads
-from freewheel.checkpoint import Found, find, full_names
+from freewheel.checkpoint import (
+    Checkpoint,
+    CheckpointWriter,
+    Every,
+    Manifest,
+    check_folder,
+    check_saving,
+    find,
+    find_latest,
+    full_names,
+    settings_of,
+)
 from freewheel.methods import Method
 from freewheel.plan import Plan
 from freewheel.runtime import check_started, device_mesh, joined_job, rank_and_size
@@ -22,8 +33,6 @@ from freewheel.trainer._callbacks import Callback, StageSequence
 from freewheel.trainer._evaluate import evaluate
 from freewheel.trainer._fit import Before, Fit, FitRequest
 from freewheel.trainer._history import History, Score
-from freewheel.trainer._resume import look_up, take_up
-from freewheel.trainer._saving import Every, Resumed, Saving, check_folder, check_saving
 from freewheel.trainer._setup import check_stages, set_up, takes_options
 
 
@@ -62,7 +71,7 @@ class Trainer:
         setup.options.credit.check_epochs(self._stages, range(1))
         self._before = Before()
         self._running = False
-        self._resumed: Resumed | None = None
+        self._resumed: Checkpoint | None = None  # in the middle of a fit
         self.resumed_from: Path | None = None  # the checkpoint that it was last resumed from
         self._run = uuid.uuid4().hex  # tells its checkpoints from those of others
 
@@ -96,17 +105,18 @@ class Trainer:
             stages: The network; what its weights are does not matter.
             arguments: Those of `Trainer`.
         """
-        found = look_up(path)
+        checkpoint = find(path)
         trainer = cls(stages, **arguments)
-        trainer._take_up(found)
+        trainer._resume_from(checkpoint)
         return trainer
 
-    def _take_up(self, found: Found) -> None:
-        manifest, self.resumed_from = found.manifest, found.folder
+    def _resume_from(self, checkpoint: Checkpoint) -> None:
+        manifest, self.resumed_from = checkpoint.manifest, checkpoint.folder
         assert self.config.threads is not None
-        self._resumed = take_up(found, self._stages, self._names, self.config.threads)
+        loaded = checkpoint.load(self._stages, self._names, self.config.threads)
+        self._resumed = loaded if manifest.unfinished else None
         if self._resumed is not None:
-            self.method.check_checkpoints(f"resume from {found.folder}")
+            self.method.check_checkpoints(f"resume from {checkpoint.folder}")
         self._run, self._before = manifest.run, Before(manifest.batches_before, manifest.epochs_before)
         if self._resumed is None:
             epochs = len(manifest.history["epochs"]) if manifest.history else 0
@@ -117,14 +127,14 @@ class Trainer:
         if self._resumed is not None:
             return
         self._run, restarted = joined_job(self._run)
-        found = find(folder, run=self._run) if restarted else None
-        if found is not None and found.manifest.progress is not None:
-            self._take_up(found)
+        latest = find_latest(folder, self._run) if restarted else None
+        if latest is not None and latest.manifest.unfinished:
+            self._resume_from(latest)
 
     @property
     def unfinished(self) -> int | None:
         """The epochs of the fit in whose middle this trainer was resumed; the next `fit` goes on with that one."""
-        return None if self._resumed is None else self._resumed.epochs
+        return None if self._resumed is None else self._resumed.position.epochs
 
     @property
     def _names(self) -> list[dict[str, str]]:
@@ -142,28 +152,21 @@ class Trainer:
                 "save of a trainer that was resumed in the middle of a fit: call fit first, to go on with it"
             )
         folder = check_folder("path", path)
-        if not self._follows:
-            self._saving(folder, "epoch").idle()
+        writer = self._writer(folder, "epoch")
+        if writer.completes:
+            writer.save(self._stages)
 
-    @property
-    def _follows(self) -> bool:
-        """Whether another process of torchrun puts checkpoints together."""
-        return self.config.runtime == "torchrun" and rank_and_size()[0] > 0
-
-    def _saving(self, folder: Path, every: Every, epochs: int = 0) -> Saving:
+    def _writer(self, folder: Path, every: Every) -> CheckpointWriter:
         assert self.config.threads is not None
-        return Saving(
-            folder,
-            every,
-            self._stages,
-            self._names,
-            plan=self.method.name if self.plan is None else str(self.plan).splitlines()[0].rpartition(" batches=")[0],
-            threads=self.config.threads,
+        manifest = Manifest(
             run=self._run,
-            before=(self._before.batches, self._before.epochs),
-            epochs=epochs,
-            follows=self._follows,
+            plan=self.method.name if self.plan is None else str(self.plan).splitlines()[0].rpartition(" batches=")[0],
+            settings=settings_of(self._setup.options, self.config.threads),
+            batches_before=self._before.batches,
+            epochs_before=self._before.epochs,
         )
+        completes = self.config.runtime != "torchrun" or rank_and_size()[0] == 0
+        return CheckpointWriter(folder=folder, every=every, names=self._names, manifest=manifest, completes=completes)
 
     @property
     def stages(self) -> list[nn.Module]:
@@ -243,21 +246,21 @@ class Trainer:
             raise RuntimeError("fit is already running on this trainer: wait for it, or make another trainer")
         trained = self._before.epochs
         self._setup.options.credit.check_epochs(self._stages, range(trained, trained + epochs))
-        saving = self._start_saving(request)
+        writer = self._start_writing(request)
         resumed, self._resumed = self._resumed, None
         self._running = True
         try:
-            history = Fit(self._setup, self._stages, request, self._before, saving, resumed).run()
+            history = Fit(self._setup, self._stages, request, self._before, writer, resumed).run()
         finally:
             self._running = False
         self._before = Before(self._before.batches + history.batches, trained + len(history.epochs))
         return history
 
-    def _start_saving(self, request: FitRequest) -> Saving | None:
+    def _start_writing(self, request: FitRequest) -> CheckpointWriter | None:
         where = check_saving(request.save_to, request.save_every)
         if where is None:
             return None
         self.method.check_checkpoints("save_to")
         if self.config.runtime == "torchrun":
             self._join_job(where[0])
-        return self._saving(*where, request.epochs)
+        return self._writer(*where)
