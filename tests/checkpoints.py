@@ -1,4 +1,4 @@
-"""What the tests of checkpoints share: a run that is saved as it goes, and one that goes on from there."""
+"""Helpers for tests of checkpoints: a run that is saved, and one that resumes from it."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def loader() -> list[tuple[Tensor, Tensor]]:
 
 
 def saved_at(folder: Path) -> dict[int, Path]:
-    """The checkpoints in a folder that are not at the end of their fit, by their number of batches."""
+    """The checkpoints in a folder from the middle of a fit, by their number of batches."""
     found = [(find(path).manifest, path) for path in finished(folder)]
     return {manifest.batches: path for manifest, path in found if manifest.unfinished}
 
 
 def resume(path: Path, stages: list[nn.Module], method: Any, **options: Any) -> fw.Trainer:
-    """A trainer with the tests' defaults that goes on from a checkpoint."""
+    """A trainer with the tests' defaults, resumed from a checkpoint."""
     return trainer(stages, method, make=partial(fw.Trainer.resume, path), **options)
 
 
 def numbers(history: fw.History) -> list[Any]:
-    """All of a history that is not a time."""
+    """All of a history except times."""
     return [(e.epoch, e.batches, e.samples, e.loss, e.validation, e.staleness, e.complete) for e in history.epochs] + [
         history.interrupted,
         history.stopped,
@@ -45,7 +45,7 @@ def numbers(history: fw.History) -> list[Any]:
 
 
 def everything(made: fw.Trainer) -> list[Any]:
-    """All that two trainers must have in common: weights, buffers, optimizers, schedulers, gradients, heads."""
+    """The state of a trainer: weights, buffers, optimizers, schedulers, gradients, heads."""
     weights = tensors(*made.stages)
     gradients = [p.grad for stage in made.stages for p in stage.parameters()]
     optimizers = [o.state_dict() if o else None for o in made.optimizers]
@@ -58,7 +58,7 @@ def everything(made: fw.Trainer) -> list[Any]:
 
 
 def same(one: list[Any], two: list[Any]) -> bool:
-    """Whether two such lists are equal to the last bit."""
+    """Whether two such states are bit-identical."""
     return len(one) == len(two) and all(
         torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b for a, b in zip(one, two)
     )
@@ -77,18 +77,18 @@ def goes_on(
     only: int | None = None,
     **options: Any,
 ) -> None:
-    """Saves a run as it goes, goes on from each of its checkpoints in a fresh trainer, and compares.
+    """Save a run, resume it from each of its checkpoints in a fresh trainer, and compare.
 
     Args:
-        folder: For the checkpoints.
+        folder: The folder of checkpoints.
         make: Makes the method.
         stages: Makes the stages from a seed.
         every: When to save.
-        runtimes: Which runtime saves, and which goes on.
+        runtimes: The runtime that saves, and the one that resumes.
         data: Makes the loader.
         epochs: Passes over it.
-        plain: Whether to compare with a run that is not saved at all, too.
-        only: The one checkpoint to go on from; from all of them by default.
+        plain: Whether to compare with a run that is not saved, too.
+        only: The one checkpoint to resume from; all of them by default.
         options: The trainer's.
     """
     test = batches(2, seed=9) if options.pop("validated", False) else None
@@ -111,14 +111,14 @@ def goes_on(
 
 
 def run_saved(folder: Path, method: Any, k: int, *, every: int = 5, **options: Any) -> list[Any]:
-    """Everything at the end of a run that is saved as it goes."""
+    """Everything at the end of a run that is saved."""
     made = trainer(network(k), method, **options)
     made.fit(loader(), EPOCHS, save_to=folder, save_every=every)
     return everything(made)
 
 
 def rewrite(checkpoint: Path, name: str, change: Callable[[Any], Any]) -> None:
-    """Changes the content of a file of tensors, and makes the manifest agree with it."""
+    """Change the content of a file of tensors, and its digest in the manifest."""
     path = checkpoint / name
     torch.save(change(torch.load(path, weights_only=True)), path)
     data = path.read_bytes()
@@ -130,5 +130,5 @@ def rewrite(checkpoint: Path, name: str, change: Callable[[Any], Any]) -> None:
 
 
 def manifest(checkpoint: Path) -> dict[str, Any]:
-    """The manifest, as it is written."""
+    """The manifest as written."""
     return json.loads((checkpoint / "manifest.json").read_text())

@@ -1,6 +1,6 @@
-"""Kills at random moments: a run that loses a process goes on from its last checkpoint, to the same bits.
+"""Soak test: workers are killed at random moments, and each run resumes from its last checkpoint to the same bits.
 
-`python tests/soak.py 50` makes so many trials and says how each went; a few are made in `test_soak.py`.
+`python tests/soak.py 50` runs trials until there were 50 kills and prints each result; `test_soak.py` has a few.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EPOCHS = 3
 
 
 class Trial(NamedTuple):
-    """What happened: which run, how often it was killed and taken up, and whether it ended as if nothing had."""
+    """The result of a trial: the run, how often it was killed and resumed, and whether it equals one without kills."""
 
     name: str
     kills: int
@@ -36,7 +36,7 @@ class Trial(NamedTuple):
 
 
 class Deadly:
-    """Batches, each after a moment; a moment after the given one, counted over all epochs, a worker is killed."""
+    """Batches with a short delay each; shortly after the given one, counted over all epochs, a worker is killed."""
 
     def __init__(self, data: list[tuple[Tensor, Tensor]], at: int | None, draw: random.Random) -> None:
         self._data, self._at, self._draw = data, at, draw
@@ -55,7 +55,7 @@ class Deadly:
 
 
 def trial(seed: int, kills: int = 1) -> Trial:
-    """A random method, number of stages, interval and moment; the run is killed so many times."""
+    """A run with a random method, number of stages and interval, killed a number of times."""
     draw = random.Random(seed)
     row, k, every = draw.choice(ROWS), draw.choice([2, 3, 4]), draw.choice([1, 2, 3, 5, "epoch"])
     options = {"optimizer": OPTIMIZERS[draw.choice(["sgd", "adam"])]}
@@ -80,14 +80,14 @@ def trial(seed: int, kills: int = 1) -> Trial:
 
 
 def kill_one(which: float) -> None:
-    """Kills one of the workers, if they are still there."""
+    """Kill one of the workers, if there are any."""
     there = sorted(workers())
     if there:
         os.kill(there[int(which * len(there))], signal.SIGKILL)
 
 
 def workers() -> set[int]:
-    """The processes of stages that this one has started, through multiprocessing's server."""
+    """The worker processes started by this one, through multiprocessing's fork server."""
     server = forkserver._forkserver._forkserver_pid
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -109,7 +109,7 @@ def main() -> None:
         kills += found.kills
         wrong += not found.equal
         word = "the same bits" if found.equal else "OTHER BITS"
-        how = f"killed {found.kills}, taken up {found.resumed}" if found.kills else "over before it was killed"
+        how = f"killed {found.kills}, resumed {found.resumed}" if found.kills else "ended before it was killed"
         print(f"{kills:3}/{wanted}  {found.name}: {how}, {word}", flush=True)
     print(f"{seed} runs, {kills} kills, {wrong} with other bits, {time.monotonic() - began:.0f} s")
     sys.exit(bool(wrong))

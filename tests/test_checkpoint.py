@@ -1,4 +1,4 @@
-"""Save, resume and go on equals not stopping, to the last bit, with everything in flight."""
+"""A run that is saved and resumed is bit-identical to one that is not, with everything in flight."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROW = {row.name: row for row in ROWS}
 
 
 @pytest.fixture(autouse=True)
-def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def retain_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_writer, "RETAINED", 99)
 
 
@@ -37,8 +37,8 @@ def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_every_method_goes_on_bit_for_bit(row, k, tmp_path):
-    """An epoch ends, or the data end, while batches are in flight; with neighbouring K it is the other way round."""
+def test_every_method_resumes_bit_for_bit(row, k, tmp_path):
+    """An epoch ends, or the data end, while batches are in flight; adjacent K swap the two cases."""
     odd = (k + ROWS.index(row)) % 2
     length = (3, 4, 4, 6)[k - 1]
     options = {"every": length - 1, "only": (length - 1) * (1 + odd), "plain": k == 2}
@@ -66,12 +66,12 @@ def sequences() -> list[tuple[torch.Tensor, torch.Tensor]]:
     ],
     ids=["asyncfgd", "activations", "free"],
 )
-def test_sequences_in_pieces_go_on(method, tmp_path):
+def test_sequences_in_micro_batches_resume(method, tmp_path):
     stages = partial(recurrent, 3)
     goes_on(tmp_path, lambda: method, stages, every=3, data=sequences, runtimes=CROSSED[0])
 
 
-# ---- everything else that a run is made of ----
+# ---- other settings ----
 
 ALSO: dict[str, dict[str, Any]] = {
     "every batch": {"every": 1},
@@ -83,14 +83,14 @@ ALSO: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ALSO)
-def test_other_settings_go_on(name, tmp_path):
+def test_other_settings_resume(name, tmp_path):
     options, runtimes = ALSO[name], CROSSED[list(ALSO).index(name) % 2]
     goes_on(tmp_path, lambda: fw.FDG(shrink=0.5), partial(network, 3), runtimes=runtimes, **options)
 
 
 @pytest.mark.parametrize("method", [fw.BP(), fw.GPipe(micro=3)], ids=["bp", "gpipe"])
-def test_the_norm_over_all_stages_goes_on(method, tmp_path):
-    """A clipping coefficient has been received before the cut that its sender sends after it."""
+def test_clipping_by_the_global_norm_resumes(method, tmp_path):
+    """A clipping coefficient was received before the cut and is sent after it."""
     options = {"clip": 0.1, "clip_scope": "global", "runtimes": CROSSED[1]}
     goes_on(tmp_path, lambda: method, partial(network, 3), **options)
 
@@ -105,12 +105,12 @@ def grows(epoch: int) -> float:
 
 
 @pytest.mark.parametrize("options", [{"direction": directed}, {"scale": grows}], ids=["direction", "scale"])
-def test_directions_and_scales_that_change_go_on(options, tmp_path):
+def test_directions_and_changing_scales_resume(options, tmp_path):
     goes_on(tmp_path, lambda: fw.AsyncFGD(**options), partial(network, 3))
 
 
 class Power(nn.Module):
-    """Its output depends on a buffer that every forward changes, as spectral norm's does."""
+    """A module whose output depends on a buffer that every forward changes, as in spectral norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Power(nn.Module):
 
 
 @pytest.mark.parametrize("weights", ["stash", "predict", "current"])
-def test_a_forward_is_redone_on_the_buffers_it_had(weights, tmp_path):
+def test_a_forward_is_repeated_on_its_own_buffers(weights, tmp_path):
     def stages(seed: int) -> list[nn.Module]:
         torch.manual_seed(seed)
         return [Power(), nn.Sequential(Power(), nn.Linear(6, 3))]
@@ -151,7 +151,7 @@ class Join(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["fdg", "pipemare", "asyncfgd"])
-def test_trees_and_views_go_on(name, tmp_path):
+def test_trees_and_views_resume(name, tmp_path):
     def stages(seed: int) -> list[nn.Module]:
         torch.manual_seed(seed)
         return [Pair(), Join()]
@@ -194,12 +194,12 @@ LOADERS = {
 
 
 @pytest.mark.parametrize("data", LOADERS.values(), ids=LOADERS)
-def test_shuffled_data_go_on(data, tmp_path):
+def test_shuffled_data_resume(data, tmp_path):
     goes_on(tmp_path, fw.PipeDream, partial(network, 3), data=data, epochs=3, every=4, runtimes=CROSSED[0])
 
 
 def test_scoring_draws_nothing_from_the_data(tmp_path):
-    """A DataLoader draws from the process-wide generator each time it is iterated, also to score."""
+    """A DataLoader draws from the process-wide generator each time it is iterated, also for validation."""
     results = []
     for validate in (None, data_loader()):
         stages = network(2)
@@ -214,10 +214,10 @@ def test_a_loader_that_gives_fewer_batches_is_refused(tmp_path):
         resume(saved_at(tmp_path)[5], network(2), fw.PipeDream()).fit(loader()[:3], EPOCHS)
 
 
-# ---- several fits, and going on from a run that went on ----
+# ---- several fits, and resuming twice ----
 
 
-def test_a_later_fit_goes_on(tmp_path):
+def test_a_later_fit_resumes(tmp_path):
     method = ROW["pipemare"].make
     straight = trainer(network(3), method(3))
     straight.fit(loader())
@@ -229,8 +229,8 @@ def test_a_later_fit_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["fdg", "pipemare", "predict", "asyncfgd-kept", "asyncfgd-activations", "accumulated"])
-def test_a_run_that_went_on_can_be_saved_again_at_once(name, tmp_path):
-    """What was put back is in flight when it is saved for the second time."""
+def test_a_resumed_run_can_be_saved_again_at_once(name, tmp_path):
+    """What was restored is still in flight when it is saved again."""
     method = ROW[name].make
     expected = run_saved(tmp_path / "first", method(3), 3)
     made = resume(saved_at(tmp_path / "first")[5], network(3, 77), method(3), runtime="threads")
@@ -256,7 +256,7 @@ def test_the_end_of_a_fit_is_saved_and_another_fit_follows(tmp_path):
 
 
 def test_an_idle_trainer_is_saved(tmp_path):
-    """With gradients collected that wait for their step."""
+    """With accumulated gradients that are pending."""
     method = ROW["accumulated"].make(3)
     straight = trainer(network(3), method)
     straight.fit(loader()[:4])
@@ -293,8 +293,8 @@ class Interrupted:
 
 @pytest.mark.parametrize("k", [3, 2])
 @pytest.mark.parametrize("runtime", LOCAL)
-def test_ctrl_c_saves_a_drained_run_that_goes_on_with_its_epochs(runtime, k, tmp_path, capsys):
-    """What goes on is a fit over the batches that are left; other stages may take it up."""
+def test_ctrl_c_saves_a_drained_run_that_resumes_its_epochs(runtime, k, tmp_path, capsys):
+    """The rest is a fit over the remaining batches; other stages may resume it."""
     model = nn.Sequential(*[layer for stage in network(1) for block in stage for layer in block])
     method = fw.PipeDream()
     made = trainer(fw.split(model, 3, by="parameters"), method, runtime=runtime)
@@ -314,15 +314,17 @@ def test_ctrl_c_saves_a_drained_run_that_goes_on_with_its_epochs(runtime, k, tmp
     one = trainer(fw.split(expected, 3, by="parameters"), method)
     one.fit([*loader(), *loader(), *loader()][:done])
     if k == 3:
+        gaps = [2] * (done - 6) + [min(n, 2) for n in range(12 - done)]  # of stage 0: before and after Ctrl-C
+        assert found.epochs[1].staleness[0] == sum(gaps) / 6
         one.fit([*loader(), *loader(), *loader()][done:])
         assert same_bits(tensors(expected), tensors(another))
 
 
-# ---- what is left out is missed ----
+# ---- every part of a snapshot matters ----
 
 
 def zeroed(value: Any) -> Any:
-    """The same tree, its tensors without their values."""
+    """The same tree with zero tensors."""
     if isinstance(value, torch.Tensor):
         return torch.zeros_like(value)
     if isinstance(value, dict):
@@ -331,19 +333,19 @@ def zeroed(value: Any) -> Any:
 
 
 def put(content: Any, path: tuple[Any, ...], change: Any) -> Any:
-    """The content with one part of it changed."""
+    """The content with one entry changed."""
     key, *others = path
     content[key] = put(content[key], tuple(others), change) if others else change(content[key])
     return content
 
 
 def first(items: dict[Any, Any]) -> dict[Any, Any]:
-    """Without the values of the oldest."""
+    """With the oldest entry zeroed."""
     oldest = next(iter(items))
     return {key: zeroed(item) if key == oldest else item for key, item in items.items()}
 
 
-MISSED: dict[str, tuple[str, str, tuple[Any, ...], Any]] = {
+ENTRIES: dict[str, tuple[str, str, tuple[Any, ...], Any]] = {
     "weights": ("fdg", "stage-1.pt", ("tensors",), zeroed),
     "momentum": ("fdg", "stage-0.pt", ("optimizer", "state"), lambda state: {}),
     "activations in flight": ("fdg", "stage-0.pt", ("sent",), zeroed),
@@ -354,12 +356,12 @@ MISSED: dict[str, tuple[str, str, tuple[Any, ...], Any]] = {
     "the last step": ("predict", "stage-0.pt", ("pending", "weights", "before"), zeroed),
     "the drift": ("pipemare", "stage-0.pt", ("corrections", "states"), zeroed),
     "counts of corrections": ("accumulated", "stage-0.pt", ("corrections", "number"), lambda number: 0),
-    "collected gradients": ("accumulated", "stage-2.pt", ("gradients",), zeroed),
-    "tangents": ("asyncfgd-kept", "stage-0.pt", ("pending", "waiting"), first),
-    "moved activations": ("asyncfgd-activations", "stage-0.pt", ("pending", "waiting"), first),
+    "accumulated gradients": ("accumulated", "stage-2.pt", ("gradients",), zeroed),
+    "tangents": ("asyncfgd-kept", "stage-0.pt", ("pending", "batches"), first),
+    "moved activations": ("asyncfgd-activations", "stage-0.pt", ("pending", "batches"), first),
     "derivatives found": ("late-forward", "stage-2.pt", ("pending", "found"), first),
     "heads": ("dgl", "stage-0.pt", ("head", "tensors"), zeroed),
-    "batches kept": ("dgl-replay", "stage-1.pt", ("pending", "arrived"), zeroed),
+    "replayed batches": ("dgl-replay", "stage-1.pt", ("pending", "arrived"), zeroed),
     "gradients in flight": ("dni", "stage-1.pt", ("sent",), zeroed),
     "outputs to fit to": ("dni", "stage-0.pt", ("pending", "stored"), first),
     "the predictor's momentum": ("dni", "stage-1.pt", ("head", "optimizer", "state"), lambda state: {}),
@@ -380,8 +382,8 @@ def runs(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("case", MISSED.values(), ids=MISSED)
-def test_what_is_left_out_is_missed(case, runs, tmp_path):
+@pytest.mark.parametrize("case", ENTRIES.values(), ids=ENTRIES)
+def test_every_entry_of_a_snapshot_matters(case, runs, tmp_path):
     name, file, path, change = case
     whole, expected = runs(name)
     checkpoint = shutil.copytree(whole, tmp_path / whole.name)
@@ -392,7 +394,7 @@ def test_what_is_left_out_is_missed(case, runs, tmp_path):
 
 
 @pytest.mark.parametrize("which", ["torch", "python", "numpy"])
-def test_the_generators_are_missed(which, tmp_path):
+def test_every_generator_matters(which, tmp_path):
     made = trainer(network(2), "pipedream")
     made.fit(Noisy(), 3, save_to=tmp_path, save_every=8)
     checkpoint = saved_at(tmp_path)[8]
@@ -404,7 +406,7 @@ def test_the_generators_are_missed(which, tmp_path):
     assert not same(everything(made), everything(again))
 
 
-def test_losses_since_the_last_epoch_are_missed(tmp_path):
+def test_losses_since_the_last_epoch_matter(tmp_path):
     made = trainer(network(2), "pipedream")
     history = made.fit(loader(), EPOCHS, save_to=tmp_path, save_every=5)
     checkpoint = saved_at(tmp_path)[5]
@@ -414,7 +416,7 @@ def test_losses_since_the_last_epoch_are_missed(tmp_path):
     assert again.losses[1] == history.losses[1]
 
 
-def test_training_without_checkpoints_holds_nothing_for_them():
+def test_training_without_checkpoints_retains_nothing_for_them():
     stages = network(3)
     made = trainer(stages, fw.FDG())
     held: list[int] = []
@@ -422,8 +424,8 @@ def test_training_without_checkpoints_holds_nothing_for_them():
     assert held == [0] * 6
 
 
-def test_every_batch_is_one_of_its_own(tmp_path):
-    """No more tensors are written than there are: a batch that is a view of all data is written by itself."""
+def test_a_view_of_all_data_is_written_by_itself(tmp_path):
+    """A batch that is a view of a larger tensor takes no more space than the batch."""
     data = torch.randn(4000, 6)
     views = [(data[i * 9 : i * 9 + 9], torch.randint(3, (9,))) for i in range(6)]
     made = trainer(network(3), fw.FDG())
@@ -436,7 +438,7 @@ def test_every_batch_is_one_of_its_own(tmp_path):
     assert batches(1)[0][0].shape == (9, 6)
 
 
-def test_other_data_are_told(tmp_path):
+def test_other_data_are_warned_of(tmp_path):
     run_saved(tmp_path, fw.PipeDream(), 2)
     made = resume(saved_at(tmp_path)[5], network(2), fw.PipeDream())
     with pytest.warns(

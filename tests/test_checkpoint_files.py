@@ -1,4 +1,4 @@
-"""Checkpoints on the disk: whole or refused, the last good one found, and taken up by whoever may."""
+"""Checkpoints on disk: intact or refused, the newest intact one is found, and who may resume from it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from checkpoints import EPOCHS, everything, loader, manifest, resume, run_saved,
 from freewheel.checkpoint import DamagedError, find, finished, seal, unseal
 from rows import OPTIMIZERS, batches, network, same_bits, tensors, trainer
 
-# ---- what is there ----
+# ---- contents ----
 
 
-def test_the_last_two_are_kept(tmp_path):
+def test_the_last_two_are_retained(tmp_path):
     run_saved(tmp_path, fw.FDG(), 2, every=2)
     assert [manifest(path)["fit"]["batches"] for path in finished(tmp_path)] == [10, 12]
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-000005", "checkpoint-000006"}
 
 
-def test_the_manifest_says_what_it_is_of(tmp_path):
+def test_the_manifest(tmp_path):
     run_saved(tmp_path, fw.FDG(shrink=0.5), 3)
     written = manifest(saved_at(tmp_path)[10])
     assert written["format"] == 2
@@ -50,7 +50,7 @@ def test_the_manifest_says_what_it_is_of(tmp_path):
     assert {path.name for path in saved_at(tmp_path)[10].iterdir()} == {*files, "manifest.json"}
 
 
-def test_a_run_that_goes_on_keeps_two_as_well(tmp_path):
+def test_a_resumed_run_retains_two_as_well(tmp_path):
     run_saved(tmp_path, fw.FDG(), 2, every=5)
     shutil.rmtree(finished(tmp_path)[-1])
     made = resume(tmp_path, network(2, 77), fw.FDG())
@@ -62,7 +62,7 @@ def test_a_run_that_goes_on_keeps_two_as_well(tmp_path):
 
 
 def spoil(path: Path, how: random.Random) -> None:
-    """Cuts a file off, or changes one of its bytes."""
+    """Truncate a file, or change one of its bytes."""
     data = bytearray(path.read_bytes())
     place = how.randrange(len(data))
     if how.random() < 0.3:
@@ -72,14 +72,14 @@ def spoil(path: Path, how: random.Random) -> None:
     path.write_bytes(data)
 
 
-def test_damage_anywhere_is_noticed(tmp_path):
+def test_damage_anywhere_is_detected(tmp_path):
     run_saved(tmp_path / "run", fw.FDG(), 2, every=5)
     older, newer = finished(tmp_path / "run")
     good = find(tmp_path / "run").manifest
     assert find(tmp_path / "run").folder == newer
     shutil.copytree(newer, tmp_path / "good")
     files = sorted(newer.iterdir())
-    noticed = 0
+    detected = 0
     for seed in range(100):
         how = random.Random(seed)
         spoil(newer / how.choice(files).name, how)
@@ -93,13 +93,13 @@ def test_damage_anywhere_is_noticed(tmp_path):
             assert f"resuming from the previous one, {older.name}" in str(said[0].message)
             with pytest.raises(DamagedError, match="damaged"):
                 find(newer)
-            noticed += 1
+            detected += 1
         shutil.rmtree(newer)
         shutil.copytree(tmp_path / "good", newer)
-    assert noticed > 80
+    assert detected > 80
 
 
-def test_a_damaged_newest_one_falls_back_and_goes_on(tmp_path):
+def test_a_damaged_checkpoint_is_skipped(tmp_path):
     expected = run_saved(tmp_path, fw.FDG(), 3)
     spoil(finished(tmp_path)[-1] / "stage-1.pt", random.Random(0))
     with pytest.warns(
@@ -111,7 +111,7 @@ def test_a_damaged_newest_one_falls_back_and_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["stage-0.pt", "manifest.json"])
-def test_missing_files_are_noticed(name, tmp_path):
+def test_missing_files_are_detected(name, tmp_path):
     run_saved(tmp_path, fw.FDG(), 2)
     for path in finished(tmp_path):
         (path / name).unlink()
@@ -119,7 +119,7 @@ def test_missing_files_are_noticed(name, tmp_path):
         resume(tmp_path, network(2), fw.FDG())
 
 
-def test_damage_between_resume_and_fit_is_noticed(tmp_path):
+def test_damage_between_resume_and_fit_is_detected(tmp_path):
     run_saved(tmp_path, fw.FDG(), 2)
     made = resume(saved_at(tmp_path)[10], network(2), fw.FDG(), runtime="threads")
     spoil(saved_at(tmp_path)[10] / "stage-1.pt", random.Random(1))
@@ -144,7 +144,7 @@ def test_another_format_is_refused(tmp_path):
         resume(tmp_path, network(2), fw.FDG())
 
 
-def test_another_torch_is_told(tmp_path):
+def test_another_torch_is_warned_of(tmp_path):
     run_saved(tmp_path, fw.FDG(), 2)
     path = finished(tmp_path)[-1] / "manifest.json"
     path.write_text(seal({**unseal(path), "torch": "1.0"}))
@@ -191,16 +191,16 @@ def test_a_kill_in_the_middle_of_a_save(tmp_path):
 
 
 def test_two_runs_in_one_folder_leave_each_other_alone(tmp_path):
-    """The second one runs as a whole while checkpoints of the first one are written in part."""
+    """The second run takes place while the first one has unfinished checkpoints."""
     seen: list[list[Path]] = []
 
     class Nested:
         def __iter__(self) -> Iterator[Any]:
             for n, batch in enumerate(batches(12)):
                 if n == 7:
-                    parts = sorted(tmp_path.glob(".unfinished-*/*.pt"))
+                    before = sorted(tmp_path.glob(".unfinished-*/*.pt"))
                     run_saved(tmp_path, fw.PipeDream(), 2, every=1)
-                    seen.extend([parts, sorted(tmp_path.glob(".unfinished-*/*.pt"))])
+                    seen.extend([before, sorted(tmp_path.glob(".unfinished-*/*.pt"))])
                 yield batch
 
     made = trainer(network(3), fw.FDG())
@@ -212,7 +212,7 @@ def test_two_runs_in_one_folder_leave_each_other_alone(tmp_path):
     assert same(everything(resume(tmp_path, network(3, 77), fw.FDG())), everything(made))
 
 
-# ---- who may take it up ----
+# ---- who may resume ----
 
 
 def net(seed: int) -> nn.Module:
@@ -240,8 +240,8 @@ OTHERS = {
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
-def test_a_drained_checkpoint_is_taken_up_by_other_stages(other, optimizer, tmp_path):
-    """Compared with the same states handed over by hand, parameter by parameter."""
+def test_a_drained_checkpoint_is_resumed_by_other_stages(other, optimizer, tmp_path):
+    """Compared with the same states copied by hand, parameter by parameter."""
     options = {"optimizer": OPTIMIZERS[optimizer], "scheduler": partial(StepLR, step_size=3, gamma=0.7)}
     one, two, by_hand = net(0), net(1), net(0)
     old = trainer(fw.split(one, 3, by="parameters"), fw.PipeDream(), **options)
@@ -282,7 +282,7 @@ def test_each_stage_may_have_an_optimizer_of_its_own(tmp_path):
 
 
 def test_a_synchronous_run_is_drained_after_every_batch(tmp_path):
-    """So that another method may go on with its epochs."""
+    """So another method may resume in the middle of a fit."""
     made = trainer(fw.split(net(0), 3, by="parameters"), fw.BP())
     history = made.fit(loader(), EPOCHS, save_to=tmp_path, save_every=5)
     model = net(1)
@@ -315,7 +315,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
 }
 
 
-def test_batches_in_flight_are_refused_to_others(tmp_path):
+def test_batches_in_flight_do_not_resume_with_other_settings(tmp_path):
     run_saved(tmp_path, fw.FDG(shrink=0.5), 3)
     for method, options, message in REFUSED.values():
         others = {name: value for name, value in options.items() if name != "k"}
@@ -339,7 +339,7 @@ def test_another_network_is_refused(tmp_path):
         resume(tmp_path, network(3), fw.FDG())
 
 
-def test_collected_gradients_are_refused_to_others(tmp_path):
+def test_accumulated_gradients_do_not_resume_with_other_settings(tmp_path):
     collects = fw.Pipeline(delays=(1, 0), corrections=[fw.Accumulate(4)])
     made = trainer(network(2), collects)
     made.fit(loader())
@@ -364,7 +364,7 @@ def test_arguments_of_saving_are_checked(tmp_path):
         made.save(str(tmp_path / "file"))
 
 
-def test_a_resumed_trainer_must_go_on_first(tmp_path):
+def test_a_resumed_trainer_must_continue_its_fit_first(tmp_path):
     run_saved(tmp_path, fw.FDG(), 2)
     made = resume(saved_at(tmp_path)[10], network(2), fw.FDG())
     with pytest.raises(RuntimeError, match="resumed in the middle of a fit: call fit first"):
@@ -399,7 +399,7 @@ class Takes(nn.Module):
         return self.linear(point.x)
 
 
-def test_what_cannot_be_read_again_is_not_written(tmp_path):
+def test_classes_that_cannot_be_read_again_are_not_written(tmp_path):
     made = trainer([Passes(), Takes()], fw.FDG())
     with pytest.raises(
         TypeError, match=r"stage 0 \(sent\) has a Point in it: a checkpoint holds tensors, numbers, text"

@@ -1,4 +1,4 @@
-"""A few of the kills of `make soak`, and a restart by torchrun."""
+"""A few trials of `make soak`, and a restart by torchrun."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from test_torchrun import torchrun
 
 
 @pytest.mark.parametrize("seed", range(1000, 1004))
-def test_a_killed_run_goes_on_to_the_same_bits(seed):
+def test_a_killed_run_resumes_to_the_same_bits(seed):
     found = trial(seed, kills=2)
     assert found.kills <= 2
     assert found.equal, found
@@ -38,7 +38,7 @@ history = made.fit(Loader(), epochs=2, save_to=sys.argv[1], save_every=2)
 plain = trainer(network(2), "fdg")
 expected = plain.fit(batches(10), epochs=2)
 ok = same(everything(made), everything(plain)) and numbers(history) == numbers(expected)
-began = "goes on" if made.resumed_from else "began anew"
+began = "resumed" if made.resumed_from else "started over"
 print(f"rank {os.environ['RANK']} {began} {'the same' if ok else 'other bits'}.", flush=True)
 """
 
@@ -48,4 +48,4 @@ def test_torchrun_restarts_a_killed_run_from_its_last_checkpoint(tmp_path):
     script.write_text(RESTARTS)
     done = torchrun("--nproc-per-node=2", "--max-restarts=1", str(script), str(tmp_path / "saved"))
     found = sorted(re.findall(r"rank \d .*?\.", done.stdout))
-    assert found == ["rank 0 goes on the same.", "rank 1 goes on the same."], done.stdout[-3000:]
+    assert found == ["rank 0 resumed the same.", "rank 1 resumed the same."], done.stdout[-3000:]

@@ -1,4 +1,4 @@
-"""What killed runs leave in a folder of checkpoints is cleared by the next run, and nothing else is."""
+"""Stale files of killed runs are removed by the next run, and nothing else is."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def hidden(folder: Path) -> list[str]:
 
 
 def left(folder: Path, token: str, boot: bytes | None) -> None:
-    """What a run of this boot has left; None for one without a mark."""
+    """Leave the files of a run of this boot; None for one without a writer lock."""
     (folder / f".unfinished-{token}-7").mkdir()
     (folder / f".unfinished-{token}-7" / "stage-0.pt").write_bytes(b"half")
     if boot is not None:
@@ -44,7 +44,7 @@ def save(folder: Path) -> None:
     run_saved(folder, fw.PipeDream(), 2)
 
 
-def test_a_run_of_another_process_is_cleared_when_it_is_dead_and_not_before(tmp_path):
+def test_files_of_another_process_are_removed_once_it_is_dead(tmp_path):
     script = textwrap.dedent(WRITES).format(folder=str(tmp_path))
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
@@ -71,11 +71,11 @@ def test_two_runs_of_one_process_leave_each_other_alone(tmp_path):
     assert hidden(tmp_path) == []
 
 
-def test_what_cannot_be_told_stays(tmp_path):
-    """Runs led from another host, one that has not said where yet, and one that left no mark."""
-    left(tmp_path, "abroad", b"00000000-0000-0000-0000-000000000000")
-    left(tmp_path, "mute", b"")
-    left(tmp_path, "markless", None)
+def test_files_of_writers_that_may_be_alive_stay(tmp_path):
+    """Of a run on another host, one whose lock has no boot id yet, and one without a lock."""
+    left(tmp_path, "remote", b"00000000-0000-0000-0000-000000000000")
+    left(tmp_path, "no-boot", b"")
+    left(tmp_path, "no-lock", None)
     before = hidden(tmp_path)
     save(tmp_path)
     assert hidden(tmp_path) == before
@@ -95,15 +95,15 @@ def no_fcntl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_lock, "fcntl", None)
 
 
-def no_boots(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_boot_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_lock, "_BOOT", Path("/nowhere/boot_id"))
 
 
-@pytest.mark.parametrize("lacking", [no_locks, no_fcntl, no_boots])
-def test_without_locks_or_boots_runs_save_and_clear_their_own_alone(lacking, tmp_path, monkeypatch):
+@pytest.mark.parametrize("missing", [no_locks, no_fcntl, no_boot_ids])
+def test_without_locks_or_boot_ids_a_run_removes_only_its_own_files(missing, tmp_path, monkeypatch):
     left(tmp_path, "here", _lock._BOOT.read_bytes().strip())
     before = hidden(tmp_path)
-    lacking(monkeypatch)
+    missing(monkeypatch)
     save(tmp_path)
     assert hidden(tmp_path) == before
     assert len(list(tmp_path.glob("checkpoint-*"))) == 2
