@@ -138,8 +138,8 @@ def local_sgd(model: nn.Module, data, make, *, groups: int, every: int, parts, e
     [
         (fw.LAPSGD(groups=2, average_every=3), [("0", "1", "3", "5")]),
         (fw.LAPSGD(groups=3, average_every=1), [("0", "1", "3", "5")]),
-        (fw.LPPSGD(groups=2, average_every=3, parts=2), [("0", "1"), ("3", "5")]),
-        (fw.LPPSGD(groups=1, average_every=3, parts=3), [("0", "1"), ("3",), ("5",)]),
+        (fw.LPPSGD(groups=2, average_every=3, partitions=2), [("0", "1"), ("3", "5")]),
+        (fw.LPPSGD(groups=1, average_every=3, partitions=3), [("0", "1"), ("3",), ("5",)]),
     ],
     ids=str,
 )
@@ -291,7 +291,7 @@ def test_a_recording_that_does_not_fit_is_refused_with_the_place(tmp_path: Path)
     lines = steps_of(file)
     place = next(i for i, line in enumerate(lines) if ": U3 2" in line)
     file.write_text("\n".join([*lines[:place], "backward worker 0: U3 7", *lines[place + 1 :]]))
-    with pytest.raises(ValueError, match=rf"replay: after {place} steps the recording goes on with .*U3 7"):
+    with pytest.raises(ValueError, match=rf"replay: after {place} steps the recording continues with .*U3 7"):
         race(fw.AsyncLU(replay=file))
     file.write_text("\n".join(lines[:20]))
     with pytest.raises(ValueError, match="replay: after 20 steps the recording has no further step"):

@@ -283,7 +283,7 @@ def test_save_and_resume_between_two_fits(tmp_path: Path):
 def test_a_race_does_not_begin_in_the_middle_of_a_fit(tmp_path: Path):
     interrupted = trainer([net()], "bp").fit(Interrupts(1), 3, save_to=tmp_path / "run")
     assert interrupted.interrupted
-    with pytest.raises(ValueError, match=r"resume with async-lu from .*: it was saved in the middle of a fit"):
+    with pytest.raises(ValueError, match=r"resume from .* with async-lu: .* in the middle of a fit"):
         trainer([net()], "async-lu", make=partial(fw.Trainer.resume, tmp_path / "run"))
 
 
@@ -319,7 +319,7 @@ def test_what_does_not_fit_is_refused(arguments, message: str):
         (lambda: fw.LPPSGD(order="backward"), "unknown order 'backward'"),
         (lambda: fw.method("hogwild", queue=3), "unknown option of method 'hogwild': 'queue'"),
         (lambda: fw.plan("async-lu", k=2), "async-lu has no plan"),
-        (lambda: trainer([net()], fw.LPPSGD(parts=9)).fit(batches(2)), "parts=9: the network has 4 layers"),
+        (lambda: trainer([net()], fw.LPPSGD(partitions=9)).fit(batches(2)), "partitions=9: the network has 4 layers"),
         (lambda: trainer([net()], "async-lu").fit(batches(2), save_to="x"), "save_to with async-lu"),
     ],
 )

@@ -11,8 +11,9 @@ import typer
 from freewheel.cli._options import UNTYPED, write_value
 from freewheel.cli._output import as_json, say, show, table
 from freewheel.cli._plan import lasting, locks
-from freewheel.methods import METHODS, RACES, Method, Racing
+from freewheel.methods import METHODS, RACES, Method
 from freewheel.plan import CREDITS
+from freewheel.racing import Racing
 
 STAGES = 3
 

@@ -23,18 +23,17 @@ def opening(job: Job) -> Iterator[str]:
     yield f"model    {settings.model_name}: {job.parameters:,} parameters"
     if job.pretrained is not None:
         yield f"weights  {job.pretrained}"
-    race = settings.race
-    workers = "" if race is None else plural(race.total_workers, "worker")
-    if race is not None:
-        yield f"method   {race.name}: no schedule, {workers} on shared weights"
+    method, threads = job.trainer.method, plural(job.trainer.config.threads, "thread")
+    if plan is None:
+        who = plural(method.total_workers(len(job.stages)), "worker")
+        yield f"method   {method.name}: no schedule, {who} on shared weights"
     else:
+        replicas = f" in each of {job.trainer.config.replicas} replicas" if job.trainer.config.replicas > 1 else ""
+        who = f"{plural(len(job.stages), 'stage')}{replicas}"
         yield (
-            f"method   {job.trainer.method.name}: delays {' '.join(map(str, plan.delays))}, "
+            f"method   {method.name}: delays {' '.join(map(str, plan.delays))}, "
             f"locks left {', '.join(locks(plan)) or 'none'}"
         )
-    stages, threads = plural(len(job.stages), "stage"), plural(job.trainer.config.threads, "thread")
-    replicas = f" in each of {job.trainer.config.replicas} replicas" if job.trainer.config.replicas > 1 else ""
-    who = f"{stages}{replicas}" if race is None else workers
     yield f"runtime  {job.trainer.config.runtime}: {who}, {threads} each"
     yield f"steps    {settings.optimizer_name}: {values}, {settings.schedule} schedule, seed {settings.seed}"
     if settings.forward:
@@ -46,7 +45,7 @@ def opening(job: Job) -> Iterator[str]:
         yield f"resume   {settings.resume}: the run {left}"
     yield ""
     measured = settings.balance is None  # else the cut was not made here, and its costs are not known
-    if measured and race is None:
+    if measured and plan is not None:
         yield str(job.stages.report)
         yield ""
 

@@ -84,18 +84,18 @@ class Outcome:
     def as_dict(self) -> dict[str, Any]:
         """Everything, as plain data."""
         job, plan = self.job, self.job.trainer.plan
-        pipeline, races = job.settings.pipeline, job.settings.race is not None
+        pipeline = job.settings.pipeline
         return {
             "arguments": asdict(job.settings),
             "method": {
                 "name": job.trainer.method.name,
                 "credit": pipeline.credit.name,
                 "with_options": repr(job.trainer.method),
-                "delays": None if races else plan.delays,
-                "order": None if races else pipeline.order,
-                "weights": "current" if races else pipeline.weights,
+                "delays": None if plan is None else plan.delays,
+                "order": None if plan is None else pipeline.order,
+                "weights": "current" if plan is None else pipeline.weights,
                 "corrections": [repr(correction) for correction in pipeline.corrections],
-                "locks": None if races else locks(plan),
+                "locks": None if plan is None else locks(plan),
             },
             "data": {
                 "name": job.data.name,

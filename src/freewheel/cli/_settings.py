@@ -16,7 +16,7 @@ from freewheel._errors import unknown, whole_number
 from freewheel.cli._options import find_method, read_options, read_slow
 from freewheel.cli._output import check_file
 from freewheel.cli._transfer import TransferFlags
-from freewheel.methods import Method, Pipeline, Racing, Wild, unraced
+from freewheel.methods import Method, Pipeline
 from freewheel.runtime import RUNTIMES, check_started, is_one_of_several, is_started, rank_and_size
 
 # Each optimizer's settings where none are given; those of sgd are tried on digits with delays of up to three batches.
@@ -137,7 +137,7 @@ class Settings:
             raise ValueError(
                 f"--save-every {self.save_every} without --save-to: name the folder of the checkpoints too"
             )
-        if self.save_to is not None and self.race is not None:
+        if self.save_to is not None and not self.chosen_method.planned:
             raise ValueError(
                 f"--save-to {self.save_to} with {self.method}: a race cannot be taken up in its middle; --save FILE "
                 "writes the trained weights"
@@ -178,7 +178,7 @@ class Settings:
         """The runtime: as asked for, or torchrun where that has started this process, or what suits the method."""
         if self.runtime is None and is_one_of_several():
             return "torchrun"
-        return self.runtime or ("processes" if isinstance(self.chosen_method, Wild) else "threads")
+        return self.runtime or self.chosen_method.default_runtime
 
     @property
     def stage_count(self) -> int:
@@ -187,16 +187,15 @@ class Settings:
             return len(self.at) + 1
         if self.stages is not None:
             return self.stages
-        if self.race is not None:
+        if not self.chosen_method.planned:
             return 1  # its workers take the network as a whole
         return rank_and_size()[1] if self.runtime_name == "torchrun" else max(2, min(4, cores()))
 
     @property
     def stage_threads(self) -> int:
         """Intra-op threads of each stage, or worker: as asked for, or the cores shared out."""
-        if self.race is not None and self.threads is None:
-            return share(self.race.total_workers)
-        return share(self.stage_count * self.replicas) if self.threads is None else self.threads
+        workers = self.chosen_method.total_workers(self.stage_count * self.replicas)
+        return share(workers) if self.threads is None else self.threads
 
     @property
     def stragglers(self) -> dict[int, tuple[float, float]]:
@@ -213,15 +212,10 @@ class Settings:
         """The method with its options, as typed; `--transfer` comes on top, once the network is there."""
         return find_method(self.method, self.option)
 
-    @property
-    def race(self) -> Racing | None:
-        """The method, if it is one of those that race on shared weights."""
-        return self.chosen_method if isinstance(self.chosen_method, Racing) else None
-
     @cached_property
     def pipeline(self) -> Pipeline:
         """What it comes to for these stages; refused here if it is not made for so many."""
-        return unraced(self.chosen_method.over(self.replicas)).pipeline(self.stage_count)
+        return self.chosen_method.over(self.replicas).stage_pipeline(self.stage_count)
 
     @property
     def forward(self) -> bool:

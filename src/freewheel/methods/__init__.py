@@ -7,8 +7,6 @@ from typing import Any
 
 from freewheel._errors import unknown, whole_number
 from freewheel.methods._method import Method, Pipeline
-from freewheel.methods._racing import Racing, unraced
-from freewheel.methods.async_layerwise import AsyncBU, AsyncLU, Decoupled
 from freewheel.methods.backprop import BP, GPipe, OneFOneB
 from freewheel.methods.ddg import DDG, FR
 from freewheel.methods.dgl import DGL
@@ -17,10 +15,10 @@ from freewheel.methods.dsp import DSP
 from freewheel.methods.fdg import FDG
 from freewheel.methods.feedback import DFA, DRTP, FA, SDFA
 from freewheel.methods.fgd import FGD, FGDDP, FGDMP, AsyncFGD, FGDSync
-from freewheel.methods.hogwild import LAPSGD, LPPSGD, Form, Hogwild, Wild
 from freewheel.methods.pipedream import PipeDream
 from freewheel.methods.pipemare import PipeMare
 from freewheel.plan import Plan
+from freewheel.racing import LAPSGD, LPPSGD, AsyncBU, AsyncLU, Hogwild, Racing
 
 _CHAIN = (BP, GPipe, OneFOneB, DDG, FR, PipeDream, FDG, DSP, PipeMare)
 _FORWARD = (FGD, FGDMP, FGDDP, FGDSync, AsyncFGD)
@@ -98,9 +96,7 @@ __all__ = [
     "AsyncBU",
     "AsyncFGD",
     "AsyncLU",
-    "Decoupled",
     "FGDSync",
-    "Form",
     "GPipe",
     "Hogwild",
     "Method",
@@ -108,9 +104,6 @@ __all__ = [
     "PipeDream",
     "PipeMare",
     "Pipeline",
-    "Racing",
-    "Wild",
     "method",
     "plan",
-    "unraced",
 ]

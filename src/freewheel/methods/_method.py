@@ -20,6 +20,7 @@ class Method(ABC):
 
     name: ClassVar[str]
     planned: ClassVar[bool] = True  # whether it has a plan
+    default_runtime: ClassVar[str] = "threads"  # of the command line
 
     @abstractmethod
     def pipeline(self, k: int) -> Pipeline:
@@ -33,7 +34,7 @@ class Method(ABC):
         """The method that each of so many replicas follows on its own samples: by default this one."""
         return self
 
-    def workers(self, stages: int) -> int:
+    def total_workers(self, stages: int) -> int:
         """How many workers compute at the same time, given the number of stages of all replicas."""
         return stages
 

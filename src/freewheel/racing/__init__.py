@@ -1,8 +1,17 @@
-"""Shared-memory asynchronous SGD: workers that race on one set of weights, and the replay of their races.
+"""Shared-memory asynchronous SGD: workers that race on one set of weights, and replay of recorded races.
 
-These methods have no schedule, and so no plan: they are the one exception from the interpreter of plans.
+These methods have no schedule, hence no plan and no part in the interpreter: they bring their own runner.
+
+    layerwise, hogwild    the methods, one file per family, each with the threads that run it
+    _method               what the trainer asks of them
+    _pool                 the caller: dealing batches, barriers, cuts; _local: threads; _processes: processes
+    _worker               forward, backward and update of a batch
+    _interleaving         when each step is made: free, drawn from a seed, or replayed
+    _memory               shared weights, optimizer steps on them, averages
 """
 
-from freewheel.racing._runtimes import runtime_of
+from freewheel.racing._method import Racing
+from freewheel.racing.hogwild import LAPSGD, LPPSGD, Hogwild
+from freewheel.racing.layerwise import AsyncBU, AsyncLU
 
-__all__ = ["runtime_of"]
+__all__ = ["LAPSGD", "LPPSGD", "AsyncBU", "AsyncLU", "Hogwild", "Racing"]

@@ -1,4 +1,4 @@
-"""Races between processes: weights in shared memory, a process for each worker that takes whole batches.
+"""Workers as processes: the weights are in shared memory, and each worker processes whole batches.
 
 ::
 
@@ -6,204 +6,299 @@
     worker 0     F0 B0 U0   F2 B2 U2  …
     worker 1     F1 B1 U1   F3 B3 U3  …
 
-The trainer's own network is copied to the shared memory in the beginning, and back at each cut.
+The trainer's own network is copied to shared memory at the start, and back at each cut. Messages are pairs of a kind
+and a value, with tensors sent by value:
+
+    to a worker       train, a batch    over, None          report, whether with the optimizer state
+    from a worker     done, its number  report, its answer  failed, the encoded error and where it failed
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+import queue
+import threading
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from freewheel._cores import intra_op_threads
-from freewheel.methods import Wild
-from freewheel.racing._counts import together
-from freewheel.racing._field import END, Make, cut_of
-from freewheel.racing._layers import layers_of
-from freewheel.racing._memory import average, copy_out, shared_copy
-from freewheel.racing._process_worker import Ask, Done, Failed, Order, Report, send, work
-from freewheel.racing._stepper import Schedule
-from freewheel.racing._turns import CALLER, Free, Step, write_steps
-from freewheel.racing._wild import Parts, meets, names
+from freewheel._malloc import keep_freed_memory
+from freewheel.racing._interleaving import CALLER, Free, Interleaving, Recorded
+from freewheel.racing._memory import (
+    Memory,
+    Stepper,
+    aliased,
+    as_integers,
+    copy_back,
+    in_memory,
+    layers_of,
+    shared_copy,
+)
+from freewheel.racing._pool import Pool, StageFactory, WorkerGroups
+from freewheel.racing._worker import BatchPass, Report, UpdateCounts, Worker
 from freewheel.runtime import (
     Batch,
-    Cut,
     LostError,
-    Outcome,
     Run,
     check_guarded,
     diagnosed,
     end_workers,
     heard,
+    run_worker,
+    seeded,
+    told,
     worker_context,
     worker_name,
 )
 from freewheel.stage import Stage
 
-AHEAD = 2  # batches that a worker has been given: one that it works on, one that waits
+QUEUED = 2  # batches that a worker has been sent: one in progress, one pending
+HUNG_UP = (EOFError, BrokenPipeError, ConnectionResetError)  # the other end of a connection has gone
 
 
-def race_in_processes(run: Run, method: Wild, make: Make) -> Outcome:
-    """Runs to the end, or to the cut at which `on_cut` asks to stop; the weights come back to this process."""
-    check_guarded()
-    with run.begun() as stages, intra_op_threads(run.threads):
-        crew = _Crew(run, stages, method, make)
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """What a worker process needs to start."""
+
+    name: str
+    index: int
+    groups: WorkerGroups
+    make: StageFactory
+    modules: Sequence[nn.Module]
+    states: list[dict[str, Any]]  # of the stages at the start
+    seed: int  # of the run
+    threads: int
+    batches_before: int
+    epochs_before: int
+    recording: bool
+
+
+class ProcessPool(Pool):
+    """Workers as processes, as the caller sees them."""
+
+    def __init__(
+        self, run: Run, stages: Sequence[Stage], interleaving: Interleaving, groups: WorkerGroups, make: StageFactory
+    ) -> None:
+        check_guarded()
+        super().__init__(run, stages, interleaving, groups)
+        self._modules, self._names = [stage.module for stage in stages], groups.names()
+        self._memories = [shared_copy(self._modules) for _ in range(groups.groups)]
+        self._rows = torch.zeros(len(self._names) * len(self.layers), dtype=torch.int64).share_memory_()
+        self._sent: list[set[int]] = [set() for _ in self._names]  # batches that a worker has not finished
+        self._answers: dict[int, Any] = {}
+        self._steps: list[Recorded] = []
+        pipes = [worker_context().Pipe() for _ in self._names]
+        self._connections: list[Connection] = [ours for ours, _ in pipes]
+        self._theirs: list[Connection] = [theirs for _, theirs in pipes]
+        self._processes = [self._process(index, make) for index in range(len(self._names))]
+
+    def _process(self, index: int, make: StageFactory) -> Any:
+        spec = WorkerSpec(
+            name=self._names[index],
+            index=index,
+            groups=self.groups,
+            make=make,
+            modules=self._modules,
+            states=[stage.state() for stage in self.stages],
+            seed=self.run.seed,
+            threads=self.run.threads,
+            batches_before=self.run.batches_before,
+            epochs_before=self.run.epochs_before,
+            recording=self.interleaving.recording,
+        )
+        memory = self._memories[index // self.groups.workers]
+        arguments = (pickle.dumps(spec), self._theirs[index], memory, self._rows)
+        return worker_context().Process(target=_work, args=arguments, name=worker_name(index), daemon=True)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Context in which the processes run; those that do not end by themselves are killed."""
         try:
-            crew.start()
-            stopped_at = crew.lead()
-            rest = crew.cut()
-            if method.record is not None:
-                write_steps(method.record, crew.steps)
-            return Outcome(stopped_at, rest)
+            for process, theirs in zip(self._processes, self._theirs):
+                process.start()
+                theirs.close()  # so that the connection ends with the worker
+            yield
         finally:
-            crew.end()
+            for connection in self._connections:
+                connection.close()
+            end_workers(self._processes)
 
+    def copies(self) -> Sequence[Iterable[Tensor]]:
+        """The shared memory of each group."""
+        return [memory.values() for memory in self._memories]
 
-class _Crew:
-    """The workers of a run, as the caller sees them."""
+    def deal(self, batch: Batch | None) -> None:
+        """Send a batch to the member of its group that has the fewest, once that has room for it."""
+        if batch is None:
+            self.interleaving.step(CALLER, "deal over")
+            for index in range(len(self._names)):
+                self._send(index, "over", None)
+            return
+        team = self.groups.members(batch.number % self.groups.groups)
+        while min(len(self._sent[index]) for index in team) >= QUEUED:
+            self._receive()
+        index = min(team, key=lambda i: len(self._sent[i]))
+        self._sent[index].add(batch.number)
+        self.interleaving.step(CALLER, f"deal {batch.number}")
+        self._send(index, "train", batch)
 
-    def __init__(self, run: Run, stages: Sequence[Stage], method: Wild, make: Make) -> None:
-        self._run, self._stages, self._form = run, stages, method.form
-        modules = [stage.module for stage in stages]
-        self._layers = layers_of(modules)
-        Parts(self._form, len(self._layers), 0)  # refuses too many
-        self._memories = [shared_copy(modules) for _ in range(self._form.groups)]
-        self._names = names(self._form)
-        self._rows = torch.zeros(len(self._names) * len(self._layers), dtype=torch.int64).share_memory_()
-        self._schedules = [Schedule(stage) for stage in stages]
-        self._turns = Free(recording=method.record is not None)
-        self._given: list[set[int]] = [set() for _ in self._names]  # batches that a worker has not done yet
-        self._done = 0
-        self._reports: dict[int, Report] = {}
-        self.steps: list[Step] = []
-        context = worker_context()
-        self._lines: list[Connection] = []
-        self._processes: list[Any] = []
-        for index, name in enumerate(self._names):
-            order = Order(
-                name=name,
-                index=index,
-                form=self._form,
-                make=make,
-                modules=modules,
-                states=[stage.state() for stage in stages],
-                seed=run.seed,
-                threads=run.threads,
-                batches_before=run.batches_before,
-                epochs_before=run.epochs_before,
-                recording=method.record is not None,
-            )
-            ours, theirs = context.Pipe()
-            memory = self._memories[index // self._form.workers]
-            arguments = (pickle.dumps(order), theirs, memory, self._rows)
-            process = context.Process(target=work, args=arguments, name=worker_name(index), daemon=True)
-            self._lines.append(ours)
-            self._processes.append((process, theirs))
+    def drain(self, last: Batch) -> None:
+        """Wait until all batches are done."""
+        self.finish()
+        self.interleaving.step(CALLER, f"drained {last.number}")
 
-    def start(self) -> None:
-        """Starts all of them."""
-        for process, theirs in self._processes:
-            process.start()
-            theirs.close()  # so that the line ends with the worker
+    def finish(self) -> None:
+        """Wait until all batches are done."""
+        while any(self._sent):
+            self._receive()
 
-    def lead(self) -> Cut | None:
-        """Gives batches out and sees to the cuts; returns the one at which it was asked to stop."""
-        stopped_at = None
-        while stopped_at is None and (batch := self._run.feed.pull()) is not None:
-            self._deal(batch)
-            if meets(self._form, batch):
-                self._drain()
-                self._turns.step(CALLER, f"drained {batch.number}")
-                average(self._memories)
-            if batch.cut:
-                cut = self.cut()
-                stopped_at = cut if self._run.on_cut(cut) else None
-        self._turns.step(CALLER, "deal over")
-        for line in self._lines:
-            self._send(line, END)
-        self._drain()
-        average(self._memories)
-        return stopped_at
-
-    def cut(self) -> Cut:
-        """The network as it is, with all batches done; it is copied to this process."""
-        self._reports = {}
-        for index, line in enumerate(self._lines):
-            self._send(line, Ask(state=index == 0))
-        while len(self._reports) < len(self._lines):
-            self._hear()
-        reports = [self._reports[index] for index in range(len(self._lines))]
-        self.steps += [step for report in reports for step in report.steps]
-        self.steps += self._turns.recorded or []
-        if self._turns.recorded:
-            self._turns.recorded.clear()
-        self._bring_back(reports[0].state or [])
-        counts = together([report.counts for report in reports])
-        losses = sorted((item for report in reports for item in report.losses), key=lambda item: item[0])
-        busy = sum(report.busy for report in reports) / len(reports)
-        return cut_of(self._run, self._stages, self._layers, self._done, counts, losses, busy)
-
-    def _bring_back(self, states: Sequence[Any]) -> None:
-        """Weights and buffers, and the first worker's momentum and the like, as the trainer's own."""
-        copy_out(self._memories[0], [stage.module for stage in self._stages])
-        for stage, state, schedule in zip(self._stages, states, self._schedules):
+    def reports(self) -> list[Report]:
+        """Ask all workers; the weights and the first worker's optimizer state are copied to the trainer's stages."""
+        self._answers = {}
+        for index in range(len(self._names)):
+            self._send(index, "report", index == 0)
+        while len(self._answers) < len(self._names):
+            self._receive()
+        reports, steps, states = zip(*(self._answers[index] for index in range(len(self._names))))
+        self._steps += [step for each in (*steps, self.interleaving.recorded()) for step in each]
+        copy_back(self._memories[0], self._modules)
+        for stage, state in zip(self.stages, states[0]):
             if stage.optimizer is not None:
                 groups = stage.optimizer.state_dict()["param_groups"]
                 stage.optimizer.load_state_dict({"state": state, "param_groups": groups})
-            schedule.reach(self._done)
+        return list(reports)
 
-    def _deal(self, batch: Batch) -> None:
-        first = batch.number % self._form.groups * self._form.workers
-        team = range(first, first + self._form.workers)
-        while min(len(self._given[index]) for index in team) >= AHEAD:
-            self._hear()
-        index = min(team, key=lambda i: len(self._given[i]))
-        self._given[index].add(batch.number)
-        self._turns.step(CALLER, f"deal {batch.number}")
-        self._send(self._lines[index], batch)
+    def recorded(self) -> list[Recorded]:
+        """The steps of the caller and of all workers."""
+        return self._steps
 
-    def _drain(self) -> None:
-        while any(self._given):
-            self._hear()
-
-    def _send(self, line: Connection, message: Any) -> None:
+    def _send(self, index: int, kind: str, value: Any) -> None:
         try:
-            send(line, message)
+            send(self._connections[index], kind, value)
         except OSError:
             raise self._lost() from None
 
-    def _hear(self) -> None:
-        """Takes a message from each worker that has sent one, waiting for the first."""
-        ready = wait(self._lines, self._run.abroad.timeout)
+    def _receive(self) -> None:
+        """Handle a message from each worker that has sent one, blocking until the first."""
+        ready = wait(self._connections, self.run.abroad.timeout)
         if not ready:
-            index = next((i for i, given in enumerate(self._given) if given), 0)
-            where = f"{self._names[index]} (pid {self._processes[index][0].pid})"
-            raise LostError(where, f"has not answered for {self._run.abroad.timeout:g} s: it hangs")
-        for line in ready:
-            index = self._lines.index(line)  # pyright: ignore[reportArgumentType]
+            index = next((i for i, sent in enumerate(self._sent) if sent), 0)
+            where = f"{self._names[index]} (pid {self._processes[index].pid})"
+            raise LostError(where, f"has not answered for {self.run.abroad.timeout:g} s: it hangs")
+        handlers = {"done": self._on_done, "report": self._on_report, "failed": self._on_failed}
+        for connection in ready:
+            index = self._connections.index(connection)  # pyright: ignore[reportArgumentType]
             try:
-                message = pickle.loads(self._lines[index].recv_bytes())
+                kind, value = pickle.loads(self._connections[index].recv_bytes())
             except (EOFError, OSError):
                 raise self._lost() from None
-            if isinstance(message, Failed):
-                pid = self._processes[index][0].pid
-                raise heard(message.error, f"{message.where.removesuffix(',')} (pid {pid})")
-            if isinstance(message, Done):
-                self._given[index].remove(message.number)
-                self._done += 1
-            else:
-                self._reports[index] = message
+            handlers[kind](index, value)
+
+    def _on_done(self, index: int, number: int) -> None:
+        self._sent[index].remove(number)
+        self._done += 1
+
+    def _on_report(self, index: int, answer: tuple[Report, list[Recorded], list[Any] | None]) -> None:
+        self._answers[index] = answer
+
+    def _on_failed(self, index: int, failure: tuple[dict[str, Any], str]) -> None:
+        error, where = failure
+        raise heard(error, f"{where.removesuffix(',')} (pid {self._processes[index].pid})")
 
     def _lost(self) -> Exception:
-        """What is behind a line that has ended: the worker that did so first."""
-        processes = [process for process, _ in self._processes]
-        return diagnosed(LostError("a worker", "has ended"), processes, self._names, None)
+        """The error behind a closed connection: that of the worker that ended first."""
+        return diagnosed(LostError("a worker", "has ended"), self._processes, self._names, None)
 
-    def end(self) -> None:
-        """Ends all of them, at once where they do not by themselves."""
-        for line in self._lines:
-            line.close()
-        end_workers([process for process, _ in self._processes])
+
+def send(connection: Connection, kind: str, value: Any) -> None:
+    """Send a message, with its tensors by value."""
+    connection.send_bytes(pickle.dumps((kind, value)))
+
+
+# ---- in the worker's process ----
+
+
+def _work(packed: bytes, connection: Connection, memory: Memory, rows: Tensor) -> None:
+    """Entry point of a worker process."""
+    run_worker(partial(_serve, packed, connection, memory, rows))
+
+
+def _serve(packed: bytes, connection: Connection, memory: Memory, rows: Tensor) -> int:
+    """Handle messages until the connection ends; return the exit code."""
+    spec: WorkerSpec = pickle.loads(packed)
+    keep_freed_memory()
+    torch.set_num_threads(spec.threads)
+    with seeded(spec.seed):
+        worker = _ProcessWorker(spec, connection, memory, as_integers(rows))
+        handlers = {"train": worker.train, "over": worker.over, "report": worker.report}
+        messages = _listen(connection)
+        try:
+            while (message := messages.get()) is not None:
+                kind, value = message
+                handlers[kind](value)
+            return 0
+        except HUNG_UP:
+            return 0
+        except BaseException as error:
+            with suppress(*HUNG_UP):
+                send(connection, "failed", (told(error), worker.worker.where))
+            return 1
+
+
+class _ProcessWorker:
+    """A worker on weights in shared memory, and what it does for each kind of message."""
+
+    def __init__(self, spec: WorkerSpec, connection: Connection, memory: Memory, rows: MutableSequence[int]) -> None:
+        self._spec, self._connection, self._interleaving = spec, connection, Free(recording=spec.recording)
+        trainers = spec.make(spec.modules)  # like the trainer's stages, in the state they start from
+        for stage, state in zip(trainers, spec.states):
+            stage.load(state)
+        modules = in_memory(memory, spec.modules)
+        stages, self._layers = spec.make(modules), layers_of(modules)
+        self._seed = stages[0].config.seed
+        updates = UpdateCounts(rows, len(self._layers), spec.groups.members(spec.index // spec.groups.workers))
+        self._stepper = Stepper(spec.make(aliased(modules)), trainers, self._layers, shared=False)
+        self.worker = Worker(spec.name, spec.index, self._layers, self._interleaving, updates, self._stepper)
+        self._batch_pass = BatchPass(stages, self._layers, (spec.batches_before, spec.epochs_before))
+
+    def train(self, batch: Batch) -> None:
+        """Take a batch forward and back."""
+        self._interleaving.step(self.worker.name, f"take {batch.number}")
+        self.worker.forward(self._batch_pass, batch)
+        number = self._spec.batches_before + batch.number
+        partition = self._spec.groups.partition(number, len(self._layers), self._seed)
+        self.worker.backward(self._batch_pass, layerwise=False, partition=partition)
+        self._interleaving.step(self.worker.name, f"done {batch.number}")
+        send(self._connection, "done", batch.number)
+
+    def over(self, value: None) -> None:
+        """Record that no batch is left."""
+        self._interleaving.step(self.worker.name, "take over")
+
+    def report(self, with_state: bool) -> None:
+        """Send the counts, the recorded steps and, if asked, the state of the optimizers."""
+        optimizers = [stage.optimizer for stage in self._stepper.stages]
+        state = [each and each.state_dict()["state"] for each in optimizers] if with_state else None
+        send(self._connection, "report", (self.worker.report(), self._interleaving.recorded(), state))
+
+
+def _listen(connection: Connection) -> queue.SimpleQueue[Any]:
+    """Receive messages in a thread, so that the caller never blocks on a full pipe; None follows the last one."""
+    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def listen() -> None:
+        while True:
+            try:
+                messages.put(pickle.loads(connection.recv_bytes()))
+            except (EOFError, OSError):
+                messages.put(None)
+                return
+
+    threading.Thread(target=listen, name="freewheel-listener", daemon=True).start()
+    return messages

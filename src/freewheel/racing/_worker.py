@@ -1,34 +1,184 @@
-"""A worker: it takes batches forward, backward or both, asks for each step, and counts."""
+"""A worker: runs batches forward, backward or both on shared weights, and counts what it does."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from freewheel.credit import ChainStage
 from freewheel.plan import Action, Op
-from freewheel.racing._counts import Tally, Versions
-from freewheel.racing._layers import Layer
-from freewheel.racing._pass import Pass
-from freewheel.racing._stepper import Guards, Stepper
-from freewheel.racing._turns import ReplayError, Turns
+from freewheel.racing._interleaving import Interleaving, ReplayError
+from freewheel.racing._memory import Layer, LayerLocks, Stepper, aliased
 from freewheel.runtime import NOT_FINITE, Batch, ClosedError, StageError
+from freewheel.stage import Stage
+
+
+class UpdateCounts:
+    """The number of updates of each layer. Each worker writes only its own row, so no count is lost without a lock.
+
+    Args:
+        rows: A row per worker with a number per layer, flattened, in memory that all workers see.
+        layers: The number of layers.
+        workers: The workers that share the weights.
+    """
+
+    def __init__(self, rows: MutableSequence[int], layers: int, workers: range) -> None:
+        self._rows, self._layers, self._workers = rows, layers, workers
+
+    def of(self, layer: int) -> int:
+        """Updates of a layer so far."""
+        return sum(self._rows[worker * self._layers + layer] for worker in self._workers)
+
+    def add(self, worker: int, layer: int) -> None:
+        """Count one update of a layer by this worker."""
+        self._rows[worker * self._layers + layer] += 1
+
+
+class LayerCount(NamedTuple):
+    """Updates of a layer, and the sum over them of the updates between their forward and themselves."""
+
+    started: int
+    finished: int
+    gaps: int
+
+
+class Report(NamedTuple):
+    """What a worker has counted since the last cut."""
+
+    counts: list[LayerCount]
+    losses: list[tuple[int, Tensor, int]]  # batch, loss, size
+    busy: float  # seconds
+
+
+def total(counts: Iterable[Sequence[LayerCount]]) -> list[LayerCount]:
+    """Sum the counts of all workers.
+
+    Example:
+        >>> total([[LayerCount(1, 1, 2)], [LayerCount(3, 2, 0)]])
+        [LayerCount(started=4, finished=3, gaps=2)]
+    """
+    return [LayerCount(*(sum(column) for column in zip(*each))) for each in zip(*counts)]
+
+
+class BatchPass:
+    """A network that takes one batch at a time forward and back; reusable after each backward.
+
+    Its parameters are leaves of their own, so gradients of different batches never mix. They alias the shared weights,
+    so a backward reads the weights as they are at that moment.
+
+    Args:
+        stages: The stages whose weights it shares.
+        layers: Their layers.
+        start: Batches and epochs trained in earlier runs.
+    """
+
+    def __init__(self, stages: Sequence[Stage], layers: Sequence[Layer], start: tuple[int, int]) -> None:
+        modules = aliased([stage.module for stage in stages])
+        self._stages = [_forward_stage(stage, module, start) for stage, module in zip(stages, modules)]
+        self._layers = layers
+        self._weights = [layer.weights(modules) for layer in layers]
+        self._missing = [0] * len(layers)  # gradients that a layer still lacks
+        self.seen = [0] * len(layers)  # updates of a layer before its forward
+        self.number = 0  # of the batch
+        self.on_forward: Callable[[Layer], None] = lambda layer: None  # before a layer's forward
+        self.on_gradient: Callable[[Layer], None] = lambda layer: None  # when a layer's gradient is complete
+        self._loss: Tensor | None = None
+        device = self._stages[-1].device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        for layer, weights in zip(layers, self._weights):
+            layer.module(modules).register_forward_pre_hook(self._forward_hook(layer))
+            for weight in weights:
+                weight.register_post_accumulate_grad_hook(self._gradient_hook(layer))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Compute the loss of a batch; its graph is retained for the backward."""
+        self.number, unit = batch.number, (batch.number, 0)
+        with self.stream(), torch.enable_grad():
+            out = batch.x
+            for stage in self._stages:
+                out = stage.through(unit, out, batch.target)
+        self._loss = out
+        return out.detach()
+
+    def backward(self, partition: range) -> None:
+        """Compute the gradients of these layers; `on_gradient` is called for each layer."""
+        loss, self._loss = self._loss, None
+        assert loss is not None
+        self._missing = [len(weights) for weights in self._weights]
+        partial = len(partition) < len(self._layers)
+        inputs = [weight for layer in partition for weight in self._weights[layer]] if partial else None
+        if loss.requires_grad:
+            # Autograd has one thread per GPU, in which the hooks of all workers would block each other.
+            with self.stream(), torch.autograd.set_multithreading_enabled(self._stream is None):
+                torch.autograd.backward(loss, inputs=inputs)
+
+    def take(self, layer: Layer) -> list[Tensor | None]:
+        """Remove and return the gradients of a layer."""
+        gradients = [weight.grad for weight in self._weights[layer.index]]
+        for weight in self._weights[layer.index]:
+            weight.grad = None
+        return gradients
+
+    def has_gradient(self, layer: Layer) -> bool:
+        """Whether a layer has gradients that have not been taken."""
+        return any(weight.grad is not None for weight in self._weights[layer.index])
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Context in which GPU work goes to this pass's own stream, after the work already queued."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def synchronize(self) -> None:
+        """Wait for the work on the GPU stream, if there is one."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _forward_hook(self, layer: Layer) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: object) -> None:
+            self.on_forward(layer)
+
+        return hook
+
+    def _gradient_hook(self, layer: Layer) -> Callable[[Tensor], None]:
+        def hook(weight: Tensor) -> None:
+            self._missing[layer.index] -= 1
+            if not self._missing[layer.index]:
+                self.on_gradient(layer)
+
+        return hook
+
+
+def _forward_stage(stage: Stage, module: nn.Module, start: tuple[int, int]) -> ChainStage:
+    """A stage on another module, without an optimizer, for forwards only."""
+    options = replace(stage.options, corrections=())
+    made = ChainStage(replace(stage.blueprint, module=module, options=options, optimizer=None, scheduler=None))
+    made.begin(*start)
+    return made
 
 
 class Worker:
-    """One of those who race.
+    """A worker on shared weights.
 
     Args:
-        name: What it is called.
-        index: Its row of `versions`.
+        name: Its name in recordings and errors.
+        index: Its row in `updates`.
         layers: The layers of the network.
-        turns: Who may make a step when.
-        versions: The updates of the weights that it works on.
-        stepper: Its optimizers; None for one that never updates.
-        guards: Locks of the layers.
+        interleaving: Decides when it may make each step.
+        updates: The update counts of the weights it works on.
+        stepper: Its optimizers; None if it never updates.
+        locks: The locks of the layers; None if updates need none.
     """
 
     def __init__(
@@ -36,94 +186,94 @@ class Worker:
         name: str,
         index: int,
         layers: list[Layer],
-        turns: Turns,
-        versions: Versions,
+        interleaving: Interleaving,
+        updates: UpdateCounts,
         stepper: Stepper | None,
-        guards: Guards | None = None,
+        locks: LayerLocks | None = None,
     ) -> None:
-        self.name, self.turns, self.stepper = name, turns, stepper
-        self._index, self._layers, self._versions, self._guards = index, layers, versions, guards
-        self.tally = Tally(len(layers))
-        self.doing: tuple[Op, int, Layer | None] | None = None
-        self.where = ""  # it failed, as an error says it
-        self._found: list[Layer] = []
+        self.name, self.interleaving, self.stepper = name, interleaving, stepper
+        self._index, self._layers, self._updates = index, layers, updates
+        self._lock: Callable[[int], AbstractContextManager[object]] = nullcontext if locks is None else locks.at
+        self.where = ""  # where it failed, in the words of the error
+        self._doing: tuple[Op, int, Layer | None] = Op.FORWARD, 0, None
+        self._start_counts()
 
-    def forward(self, passage: Pass, batch: Batch) -> None:
-        """Computes the loss of a batch."""
-        met: set[int] = set()
+    def _start_counts(self) -> None:
+        self._started, self._finished, self._gaps = ([0] * len(self._layers) for _ in range(3))
+        self._losses: list[tuple[int, Tensor, int]] = []
+        self._busy = 0.0
 
-        def reached(layer: Layer) -> None:
-            self.doing = Op.FORWARD, batch.number, layer
-            self.turns.step(self.name, f"F{batch.number} {layer.name}")
-            if layer.index not in met:
-                met.add(layer.index)
-                passage.seen[layer.index] = self._versions.of(layer.index)
+    def report(self) -> Report:
+        """Return what it has counted, and start counting anew."""
+        counts = [LayerCount(*each) for each in zip(self._started, self._finished, self._gaps)]
+        report = Report(counts, self._losses, self._busy)
+        self._start_counts()
+        return report
 
-        with self._at_work(Op.FORWARD, batch.number):
-            passage.seen = [self._versions.of(layer.index) for layer in self._layers]
-            passage.on_forward = reached
-            loss = passage.forward(batch)
+    def forward(self, batch_pass: BatchPass, batch: Batch) -> None:
+        """Compute the loss of a batch."""
+        reached: set[int] = set()
+
+        def on_forward(layer: Layer) -> None:
+            self._doing = Op.FORWARD, batch.number, layer
+            self.interleaving.step(self.name, f"F{batch.number} {layer.name}")
+            if layer.index not in reached:
+                reached.add(layer.index)
+                batch_pass.seen[layer.index] = self._updates.of(layer.index)
+
+        with self._computing(Op.FORWARD, batch.number):
+            batch_pass.seen = [self._updates.of(layer.index) for layer in self._layers]
+            batch_pass.on_forward = on_forward
+            loss = batch_pass.forward(batch)
             if loss.device.type == "cpu" and not math.isfinite(loss.item()):
                 raise FloatingPointError(f"the loss is {loss.item()}: {NOT_FINITE}")
-        self._keep(batch, loss)
+        self._losses.append((batch.number, loss, batch.size))
 
-    def _keep(self, batch: Batch, loss: Tensor) -> None:
-        self.tally.losses.append((batch.number, loss, batch.size))
+    def backward(self, batch_pass: BatchPass, *, layerwise: bool, partition: range) -> None:
+        """Run the backward of a batch and update the layers of a partition: each at once, or all at the end."""
+        number, complete = batch_pass.number, list[Layer]()
 
-    def backward(self, passage: Pass, *, at_once: bool, part: range) -> None:
-        """Goes backward and updates the layers of this part: each at once, or all at the end."""
-        number, self._found = passage.number, []
-
-        def complete(layer: Layer) -> None:
-            if at_once:
-                self._update(passage, layer)
+        def on_gradient(layer: Layer) -> None:
+            if layerwise:
+                self._update(batch_pass, layer)
             else:
-                self._found.append(layer)
-            self.doing = Op.BACKWARD, number, None
-            self.turns.step(self.name, f"B{number} {layer.name}")
+                complete.append(layer)
+            self._doing = Op.BACKWARD, number, None
+            self.interleaving.step(self.name, f"B{number} {layer.name}")
 
-        with self._at_work(Op.BACKWARD, number):
-            self.turns.step(self.name, f"B{number}")
-            passage.on_gradient = complete
-            passage.backward(part)
-            # Of a layer of which the batch has used a part alone, the gradient is never complete.
-            rest = [self._layers[i] for i in part if passage.has_gradient(self._layers[i])]
-            for layer in (*self._found, *(layer for layer in rest if layer not in self._found)):
-                self._update(passage, layer)
-            passage.settle()
+        with self._computing(Op.BACKWARD, number):
+            self.interleaving.step(self.name, f"B{number}")
+            batch_pass.on_gradient = on_gradient
+            batch_pass.backward(partition)
+            # A layer whose parameters the batch has used only in part never gets a complete gradient.
+            rest = [self._layers[i] for i in partition if batch_pass.has_gradient(self._layers[i])]
+            for layer in (*complete, *(layer for layer in rest if layer not in complete)):
+                self._update(batch_pass, layer)
+            batch_pass.synchronize()
 
-    def _update(self, passage: Pass, layer: Layer) -> None:
+    def _update(self, batch_pass: BatchPass, layer: Layer) -> None:
         assert self.stepper is not None
-        number, i = passage.number, layer.index
-        self.doing = Op.UPDATE, number, layer
-        self.turns.step(self.name, f"U{number} {layer.name}")
-        self.tally.started[i] += 1
-        with passage.streamed():
-            if self._guards is None:
-                self._step(passage, layer)
-            else:
-                with self._guards.at(i):
-                    self._step(passage, layer)
-        self._versions.add(self._index, i)
-        self.tally.finished[i] += 1
-
-    def _step(self, passage: Pass, layer: Layer) -> None:
-        assert self.stepper is not None
-        self.tally.gaps[layer.index] += self._versions.of(layer.index) - passage.seen[layer.index]
-        self.stepper.update(layer, passage.take(layer), passage.number)
+        number, i = batch_pass.number, layer.index
+        self._doing = Op.UPDATE, number, layer
+        self.interleaving.step(self.name, f"U{number} {layer.name}")
+        self._started[i] += 1
+        with batch_pass.stream(), self._lock(i):
+            self._gaps[i] += self._updates.of(i) - batch_pass.seen[i]
+            self.stepper.update(layer, batch_pass.take(layer), number)
+        self._updates.add(self._index, i)
+        self._finished[i] += 1
 
     @contextmanager
-    def _at_work(self, op: Op, batch: int) -> Iterator[None]:
-        """Inside, it computes; an error says who failed where."""
+    def _computing(self, op: Op, batch: int) -> Iterator[None]:
+        """Context of computation: its time counts as busy, and an error in it names the worker and the layer."""
         started = time.perf_counter()
-        self.doing = op, batch, None
+        self._doing = op, batch, None
         try:
             yield
         except (ClosedError, ReplayError):
             raise
         except Exception as error:
-            op, batch, layer = self.doing
+            op, batch, layer = self._doing
             self.where = f", {self.name}" if layer is None else f", {self.name}, layer {layer.name!r},"
             raise StageError(0 if layer is None else layer.stage, Action(op, batch, 0), error, self.where) from error
-        self.doing = None
-        self.tally.busy += time.perf_counter() - started
+        self._busy += time.perf_counter() - started

@@ -13,6 +13,7 @@ from freewheel.runtime._processes import (
     diagnosed,
     end_workers,
     processes,
+    run_worker,
     worker_context,
     worker_name,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "rank_and_size",
     "recall",
     "remember",
+    "run_worker",
     "seeded",
     "simulate",
     "store_of",

@@ -145,11 +145,19 @@ def worker_context() -> Any:
 
 
 def _work(packed_order: bytes, rank: int, roles: Sequence[str], port: int) -> None:
-    """The whole life of a worker. It ends hard: whatever waits in it waits for processes that are gone."""
+    """Entry point of a worker process."""
+    run_worker(partial(_work_through, packed_order, rank, roles, port))
+
+
+def run_worker(work: Callable[[], int]) -> None:
+    """Run the whole life of a worker process, and exit with the code that `work` returns.
+
+    The exit skips all cleanup, since threads that are still blocked wait for processes that are gone.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, who lets the pipeline drain
     code = 1
     try:
-        code = _work_through(packed_order, rank, roles, port)
+        code = work()
     except (ClosedError, LostError):
         code = LOST
     except BaseException:

@@ -49,7 +49,7 @@ def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig) ->
     one_of("runtime", config.runtime, RUNTIMES)
     method = find_method(config.method)
     method.check_run(config)
-    threads = config.threads or share(method.workers(len(modules) * config.replicas))
+    threads = config.threads or share(method.total_workers(len(modules) * config.replicas))
     slow = check_stragglers("slow", config.slow, len(modules))
     config = replace(config, method=method, threads=threads, slow=slow)
     pipeline = method.over(config.replicas).stage_pipeline(len(modules))

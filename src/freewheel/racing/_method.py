@@ -1,0 +1,114 @@
+"""Methods without a schedule: workers race on shared weights. The trainer asks them for their runner."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from freewheel._config import RunConfig
+from freewheel._errors import of_type
+from freewheel.methods._method import Method, Pipeline
+from freewheel.methods.backprop import BP
+from freewheel.racing._interleaving import CALLER, Drawn, Free, Interleaving, Replayed, read_recording
+from freewheel.racing._pool import Pool, StageFactory, race
+from freewheel.runtime import Outcome, Run
+from freewheel.stage import Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Racing(Method):
+    """Asynchronous SGD on shared weights: which weights a gradient is computed with, and updates, depends on timing.
+
+    Under `runtime="simulate"`, one worker at a time makes a step (the forward, backward or update of a layer), in an
+    order drawn from the trainer's seed, so two runs agree bit for bit.
+
+    Args:
+        record: A file to which `fit` writes the order of steps.
+        replay: A recording that `simulate` follows instead of the seed.
+    """
+
+    planned: ClassVar[bool] = False
+    runtimes: ClassVar[tuple[str, ...]] = ("simulate", "threads")
+
+    record: str | Path | None = None
+    replay: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("record", "replay"):
+            if getattr(self, name) is not None:
+                of_type(name, getattr(self, name), (str, Path), "give the name of a file")
+        if self.record is not None and not Path(self.record).parent.is_dir():
+            raise FileNotFoundError(f"record={str(self.record)!r}: there is no folder {Path(self.record).parent}")
+        if self.replay is not None and not Path(self.replay).is_file():
+            raise FileNotFoundError(f"replay={str(self.replay)!r}: there is no such file; record=FILE writes one")
+
+    @property
+    @abstractmethod
+    def worker_names(self) -> list[str]:
+        """The names of all workers, in recordings and errors."""
+
+    @abstractmethod
+    def local_pool(self, run: Run, stages: Sequence[Stage], *, interleaving: Interleaving, make: StageFactory) -> Pool:
+        """The workers as threads of this process."""
+
+    def pipeline(self, k: int) -> Pipeline:
+        """Refused: there is no plan."""
+        raise ValueError(
+            f"{self.name} has no plan: its workers race on shared weights, and the order of their steps is a matter of "
+            "timing"
+        )
+
+    def stage_pipeline(self, k: int) -> Pipeline:
+        """The single-worker equivalent: backpropagation."""
+        return BP().pipeline(k)
+
+    def total_workers(self, stages: int) -> int:
+        """All workers, whatever the number of stages."""
+        return len(self.worker_names)
+
+    def check_run(self, config: RunConfig) -> None:
+        """Refuse other runtimes, replay outside of `simulate`, and options that only make sense with a plan."""
+        runtime = config.runtime
+        if runtime not in self.runtimes:
+            raise ValueError(
+                f"runtime={runtime!r} with {self.name}: it runs on {' or '.join(map(repr, self.runtimes))}"
+            )
+        if self.replay is not None and runtime != "simulate":
+            raise ValueError(f"replay with runtime={runtime!r}: recordings are replayed under runtime='simulate' only")
+        given = {
+            "replicas": config.replicas != 1,
+            "clip": config.clip is not None,
+            "autocast": config.autocast is not None,
+            "slack": config.slack != 0,
+            "slow": bool(config.slow),
+        }
+        for name, is_given in given.items():
+            if is_given:
+                raise ValueError(f"{name} with {self.name}: methods on shared weights do not support it; leave it out")
+
+    def check_checkpoints(self, what: str) -> None:
+        """Refuse them."""
+        raise ValueError(
+            f"{what} with {self.name}: a race cannot be saved or resumed in the middle of a fit; call trainer.save "
+            "between two fits, and finish an interrupted fit with its own method"
+        )
+
+    def runner(self, runtime: str, blueprints: Sequence[Any]) -> Callable[[Run], Outcome]:
+        """Run the workers as threads: freely, or one step at a time under `simulate`."""
+
+        def pool(run: Run, stages: Sequence[Stage]) -> Pool:
+            interleaving = self._interleaving(run) if runtime == "simulate" else Free(recording=self.record is not None)
+            return self.local_pool(run, stages, interleaving=interleaving, make=StageFactory(blueprints))
+
+        return partial(race, pool=pool, recording=self.record)
+
+    def _interleaving(self, run: Run) -> Interleaving:
+        """One step at a time."""
+        workers, recording = [*self.worker_names, CALLER], self.record is not None
+        if self.replay is not None:
+            return Replayed(workers, read_recording(self.replay), recording=recording)
+        return Drawn(workers, run.seed, recording=recording)
