@@ -1,14 +1,14 @@
-"""An independent reading of recorded races: the arithmetic of every step written out for a small network, in float64.
+"""An independent interpreter of recorded races: the arithmetic of every step for a small network, in float64.
 
-The network is Linear, Tanh, Linear with cross-entropy. There is no autograd here and no optimizer of torch: a step is
-looked up by its text and computed with the weights that are there at that moment.
+The network is Linear, Tanh, Linear with cross-entropy. It uses neither autograd nor torch's optimizers: each step is
+identified by its text and computed with the current weights.
 
-    F7 0       the first layer of batch 7 is computed
-    F7 2       the second one
-    B7         from the loss to the gradient of layer 2, and of its input
-    U7 2       layer 2 is changed by its gradient
-    B7 2       from the gradient of its input to that of layer 0; part of B7 where layer 2 is not updated
-    drained 7  the copies of all groups are averaged
+    F7 0       the forward of the first layer, for batch 7
+    F7 2       the forward of the second layer
+    B7         the gradients of layer 2 and of its input
+    U7 2       the update of layer 2
+    B7 2       the gradient of layer 0; belongs to B7 if layer 2 is not updated
+    drained 7  a barrier, at which the copies of all groups are averaged
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Weights:
 
 @dataclass
 class Flight:
-    """What is known of a batch on its way."""
+    """What is known of a batch in flight."""
 
     hidden: Tensor = field(default_factory=lambda: torch.zeros(0))
     scores: Tensor = field(default_factory=lambda: torch.zeros(0))
@@ -60,15 +60,15 @@ class Flight:
 
 
 class Reader:
-    """Reads the lines of a recording.
+    """Executes the lines of a recording.
 
     Args:
         net: The network before the race.
         data: The batches of all epochs in a row.
         lr: The step size.
-        momentum: Of SGD.
-        shared: Whether all workers share the momentum; else each has its own.
-        groups: Copies of the weights.
+        momentum: The momentum of SGD.
+        shared: Whether all workers share the momentum buffers, or each has its own.
+        groups: The number of copies of the weights.
     """
 
     def __init__(
@@ -130,14 +130,14 @@ class Reader:
 
     def _average(self) -> None:
         for layer in ("0", "2"):
-            for part in ("matrix", "vector"):
-                mean = sum(getattr(copy, part)[layer] for copy in self.copies) / len(self.copies)
+            for kind in ("matrix", "vector"):
+                mean = sum(getattr(copy, kind)[layer] for copy in self.copies) / len(self.copies)
                 for copy in self.copies:
-                    getattr(copy, part)[layer] = mean
+                    getattr(copy, kind)[layer] = mean
 
 
 def close(net: nn.Sequential, expected: Weights) -> bool:
     """Whether the network has these weights, to 1e-10."""
     found = Weights.of(net)
-    pairs = [(getattr(found, part)[n], getattr(expected, part)[n]) for part in ("matrix", "vector") for n in ("0", "2")]
+    pairs = [(getattr(found, kind)[n], getattr(expected, kind)[n]) for kind in ("matrix", "vector") for n in ("0", "2")]
     return all(torch.allclose(a, b, rtol=0, atol=1e-10) for a, b in pairs)

@@ -1,4 +1,4 @@
-"""Methods that race on shared weights, one step at a time: against loops by hand and against the recorded steps."""
+"""Methods on shared weights, one step at a time: against plain loops and against the recorded steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIMIZERS = {
     "adam": partial(torch.optim.Adam, lr=0.01),
     "adamw": partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1),
 }
-ALONE = {  # each with a single worker that has nothing to race with
+ALONE = {  # each with one worker at a time, so there is nothing to race with
     "async-lu": fw.AsyncLU(backward_workers=1, queue=0),
     "async-bu": fw.AsyncBU(backward_workers=1, queue=0),
     "hogwild": fw.Hogwild(workers=1),
@@ -91,7 +91,7 @@ def test_alone_with_warm_up_and_cosine_is_the_loop_with_that_schedule(method: st
     expected = by_hand(deepcopy(model), data, make, warm_up_and_cosine)
     made = trainer([model], ALONE[method], optimizer=make, scheduler=warm_up_and_cosine)
     made.fit(data)
-    made.fit(data)  # momentum and schedule go on
+    made.fit(data)  # momentum and schedule continue
     assert same_bits(tensors(model), tensors(expected))
 
 
@@ -107,7 +107,7 @@ def test_alone_draws_what_backpropagation_draws(method: str, k: int):
     assert history.metrics == expected.metrics
 
 
-def local_sgd(model: nn.Module, data, make, *, groups: int, every: int, parts, epochs: int) -> nn.Module:
+def local_sgd(model: nn.Module, data, make, *, groups: int, every: int, partitions, epochs: int) -> nn.Module:
     """Batch n goes to copy n mod G; after `every` updates of each copy all become their mean."""
     copies = [deepcopy(model) for _ in range(groups)]
     optimizers = [make(copy.parameters()) for copy in copies]
@@ -118,7 +118,7 @@ def local_sgd(model: nn.Module, data, make, *, groups: int, every: int, parts, e
             optimizers[g].zero_grad()
             F.cross_entropy(copies[g](x), target).backward()
             for name, p in copies[g].named_parameters():
-                if name.partition(".")[0] not in parts[turn % len(parts)]:
+                if name.partition(".")[0] not in partitions[turn % len(partitions)]:
                     p.grad = None
             optimizers[g].step()
             total += 1
@@ -134,7 +134,7 @@ def local_sgd(model: nn.Module, data, make, *, groups: int, every: int, parts, e
 
 
 @pytest.mark.parametrize(
-    ("method", "parts"),
+    ("method", "partitions"),
     [
         (fw.LAPSGD(groups=2, average_every=3), [("0", "1", "3", "5")]),
         (fw.LAPSGD(groups=3, average_every=1), [("0", "1", "3", "5")]),
@@ -143,19 +143,25 @@ def local_sgd(model: nn.Module, data, make, *, groups: int, every: int, parts, e
     ],
     ids=str,
 )
-def test_one_worker_in_each_group_is_local_sgd(method: fw.LAPSGD | fw.LPPSGD, parts):
+def test_one_worker_in_each_group_is_local_sgd(method: fw.LAPSGD | fw.LPPSGD, partitions):
     data = [(x.double(), target) for x, target in batches(11)]
     model, make = net().double(), OPTIMIZERS["momentum"]
     expected = local_sgd(
-        deepcopy(model), data, make, groups=method.groups, every=method.average_every, parts=parts, epochs=2
+        deepcopy(model),
+        data,
+        make,
+        groups=method.groups,
+        every=method.average_every,
+        partitions=partitions,
+        epochs=2,
     )
     history = trainer([model], method, optimizer=make).fit(data, 2)
     for (name, a), b in zip(model.state_dict().items(), expected.state_dict().values()):
         assert torch.allclose(a, b, rtol=0, atol=1e-12), name
     done = {name: sum(epoch.layers[name].finished for epoch in history.epochs) for name in ("0", "1", "3", "5")}
-    for i, part in enumerate(parts):
-        share = sum(n // method.groups % len(parts) == i for n in range(22))
-        assert all(done[name] == share for name in part)
+    for i, partition in enumerate(partitions):
+        share = sum(n // method.groups % len(partitions) == i for n in range(22))
+        assert all(done[name] == share for name in partition)
 
 
 # ---- interleavings ----
@@ -184,7 +190,7 @@ def steps_of(file: Path) -> list[str]:
 @pytest.mark.parametrize("name", RACING)
 def test_recorded_steps_by_hand_give_the_replayed_weights(name: str, runtime: str, tmp_path: Path):
     file, again = tmp_path / "steps", tmp_path / "again"
-    method, seed = RACING[name], 3 if name == "lpp-random" else 99  # which part a batch updates is drawn from it, too
+    method, seed = RACING[name], 3 if name == "lpp-random" else 99  # it also decides which partition a batch updates
     recorded, _ = race(fw.method(method.name, **options(method), record=file), runtime=runtime)
     replayed, history = race(fw.method(method.name, **options(method), record=again, replay=file), seed=seed)
     lines = steps_of(file)
@@ -209,7 +215,7 @@ def options(method: fw.Method) -> dict[str, object]:
 
 
 def staleness_by_hand(lines: list[str], batches_of_group: int = 1) -> dict[str, float]:
-    """For each layer, how many `U` of it stand between `F` and `U` of a batch, on average."""
+    """For each layer, the mean number of its `U` steps between the `F` and the `U` of a batch."""
     where = {line.partition(": ")[2]: i for i, line in enumerate(lines)}
     out: dict[str, float] = {}
     for layer in ("0", "2"):
@@ -248,7 +254,7 @@ def test_a_layer_is_updated_at_once_or_at_the_end(name: str, order: list[str], t
 
 
 class Counted(torch.autograd.Function):
-    """Counts how often a gradient comes through."""
+    """Counts the gradients that pass through it."""
 
     count = 0
 
@@ -267,15 +273,15 @@ class Counting(nn.Module):
         return Counted.apply(x)
 
 
-def test_a_backward_ends_with_its_part():
+def test_a_backward_ends_with_its_partition():
     model = nn.Sequential(nn.Linear(6, 12), Counting(), nn.Linear(12, 3))
     Counted.count = 0
     trainer([model], fw.LPPSGD(groups=1)).fit(batches(10))
-    assert Counted.count == 5, "only the batches of the first layer go past the second"
+    assert Counted.count == 5, "only backwards that update the first layer pass the second"
 
 
 def test_layer_wise_updates_are_less_stale_than_block_updates():
-    """Over many drawn interleavings of a deep network, in the layers that are updated early."""
+    """On average over the layers of a deep network and many drawn interleavings."""
     means = {}
     for name in ("async-lu", "async-bu"):
         torch.manual_seed(0)
@@ -285,7 +291,7 @@ def test_layer_wise_updates_are_less_stale_than_block_updates():
     assert means["async-lu"] < means["async-bu"]
 
 
-def test_a_recording_that_does_not_fit_is_refused_with_the_place(tmp_path: Path):
+def test_a_recording_that_does_not_match_is_refused_with_the_step(tmp_path: Path):
     file = tmp_path / "steps"
     race(fw.AsyncLU(record=file))
     lines = steps_of(file)
@@ -302,7 +308,7 @@ def test_a_recording_that_does_not_fit_is_refused_with_the_place(tmp_path: Path)
 
 
 class Shared(nn.Module):
-    """Uses one layer twice, and another not at all in every other batch."""
+    """Uses one layer twice, and skips another in some batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -355,7 +361,7 @@ class Edits(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["async-lu", "hogwild"])
-def test_autograd_still_notices_an_edit_in_the_wrong_place(method: str):
+def test_autograd_still_catches_an_inplace_edit(method: str):
     with pytest.raises(fw.StageError, match="modified by an inplace operation"):
         trainer([nn.Sequential(nn.Linear(6, 3), Edits())], method).fit(batches(4))
 

@@ -1,4 +1,4 @@
-"""Real races: nobody is lost, nothing is counted wrong, errors and Ctrl-C end all workers; and arguments."""
+"""Real races: every batch is trained and counted, errors and Ctrl-C end all workers; and bad arguments."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from torch import nn
 
 import freewheel as fw
 import races
+from freewheel.checkpoint import find
 from rows import batches, same_bits, tensors, trainer
 from test_racing import OPTIMIZERS, by_hand, net, steps_of, warm_up_and_cosine
 
-WILD = {
+WHOLE_BATCH = {
     "hogwild": fw.Hogwild(workers=2),
     "lap-sgd": fw.LAPSGD(groups=2, average_every=3),
     "lpp-sgd": fw.LPPSGD(groups=2, average_every=3),
@@ -34,7 +35,7 @@ def nobody_left() -> bool:
 
 
 class Naps(torch.autograd.Function):
-    """Sleeps at random on the way forward and on the way back."""
+    """Sleeps for a random time in its forward and in its backward."""
 
     @staticmethod
     def forward(ctx, x):
@@ -55,12 +56,12 @@ class Napping(nn.Linear):
 @pytest.mark.parametrize(
     ("method", "locked", "epochs"), [(fw.AsyncLU, False, 4), (fw.AsyncBU, False, 4), (fw.AsyncLU, True, 1)]
 )
-def test_ten_thousand_updates_of_four_workers_in_a_hurry(method, locked: bool, epochs: int):
+def test_ten_thousand_updates_of_four_workers_are_all_counted(method, locked: bool, epochs: int):
     torch.manual_seed(0)
     hidden = [Napping(6, 16), nn.BatchNorm1d(16), nn.ReLU(), Napping(16, 16), nn.Dropout(0.1), Napping(16, 16)]
     model, data = nn.Sequential(*hidden, nn.Linear(16, 3)), batches(500, size=8)
-    racer = method(backward_workers=4, forward_workers=2, queue=2, locked=locked)
-    history = trainer([model], racer, optimizer=partial(torch.optim.SGD, lr=0.01), runtime="threads").fit(data, epochs)
+    chosen = method(backward_workers=4, forward_workers=2, queue=2, locked=locked)
+    history = trainer([model], chosen, optimizer=partial(torch.optim.SGD, lr=0.01), runtime="threads").fit(data, epochs)
     counts = [layer for epoch in history.epochs for layer in epoch.layers.values()]
     assert [(layer.started, layer.finished) for layer in counts] == [(500, 500)] * 5 * epochs
     assert sum(layer.finished for layer in counts) == 2500 * epochs
@@ -71,9 +72,9 @@ def test_ten_thousand_updates_of_four_workers_in_a_hurry(method, locked: bool, e
 
 
 @pytest.mark.parametrize("method", ["hogwild", "lap-sgd", "lpp-sgd"])
-def test_threads_of_whole_batches_lose_nobody(method: str):
+def test_threads_of_whole_batches_train_every_batch(method: str):
     model = net()
-    history = trainer([model], WILD[method], runtime="threads").fit(batches(40), 2)
+    history = trainer([model], WHOLE_BATCH[method], runtime="threads").fit(batches(40), 2)
     done = [layer.finished for epoch in history.epochs for layer in epoch.layers.values()]
     assert sum(done) == (80 * 4 if method != "lpp-sgd" else 80 * 2)
     assert all(tensor.isfinite().all() for tensor in tensors(model))
@@ -89,14 +90,14 @@ def test_one_process_is_plain_sgd_bit_for_bit(optimizer: str):
     expected = by_hand(deepcopy(model), data, make, warm_up_and_cosine, epochs=3)
     made = trainer([model], fw.Hogwild(workers=1), optimizer=make, scheduler=warm_up_and_cosine, runtime="processes")
     made.fit(data, 2)
-    made.fit(data)  # momentum and schedule go on
+    made.fit(data)  # momentum and schedule continue
     assert same_bits(tensors(model), tensors(expected))
     assert nobody_left()
 
 
-@pytest.mark.parametrize("name", WILD)
+@pytest.mark.parametrize("name", WHOLE_BATCH)
 def test_processes_race_on_one_memory_and_can_be_replayed(name: str, tmp_path: Path):
-    file, method = tmp_path / "steps", WILD[name]
+    file, method = tmp_path / "steps", WHOLE_BATCH[name]
     make = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     chosen = {key: value for key, value in vars(method).items() if key not in ("record", "replay")}
     model, replayed = races.network(), races.network()
@@ -114,7 +115,7 @@ def test_processes_race_on_one_memory_and_can_be_replayed(name: str, tmp_path: P
     assert races.close(replayed, expected)
     assert all(tensor.isfinite().all() for tensor in tensors(model))
     assert not same_bits(tensors(model), tensors(races.network()))
-    if name != "hogwild":  # with one worker in each group, nobody races
+    if name != "hogwild":  # with one worker in each group, there is no race
         assert races.close(model, expected)
     assert nobody_left()
 
@@ -175,7 +176,7 @@ class Stuck(nn.Module):
 
 
 class Refuses(torch.optim.SGD):
-    """Will not change matrices of three rows."""
+    """Refuses to update the last layer."""
 
     def step(self, closure=None):
         if any(p.grad is not None and p.shape == (3, 12) for group in self.param_groups for p in group["params"]):
@@ -185,11 +186,13 @@ class Refuses(torch.optim.SGD):
 
 @pytest.mark.parametrize("runtime", ["simulate", "threads"])
 @pytest.mark.parametrize("method", ["async-lu", "async-bu", "hogwild"])
-def test_an_error_says_who_failed_where_and_ends_all(method: str, runtime: str):
+def test_an_error_names_the_worker_and_ends_all(method: str, runtime: str):
     run = partial(trainer, method=method, runtime=runtime)
     first = "worker" if method == "hogwild" else "forward worker"
     second = "worker" if method == "hogwild" else "backward worker"
-    number = r"\d+" if method == "hogwild" else "6"  # two workers count their forwards together, and may lose some
+    number = (
+        r"\d+" if method == "hogwild" else "6"
+    )  # two workers increment one counter without a lock, and may lose some increments
     place = rf"{first} \d failed in the forward of batch {number}: ValueError: I am broken"
     with pytest.raises(fw.StageError, match=place):
         run([nn.Sequential(Breaks("raises"), net())]).fit(batches(30))
@@ -212,7 +215,7 @@ def test_a_loss_that_is_not_finite_is_refused(runtime: str):
 
 
 class Interrupts:
-    """A loader during which Ctrl-C is pressed, once or twice."""
+    """A loader that raises SIGINT, as Ctrl-C does, once or twice."""
 
     def __init__(self, times: int) -> None:
         self._times = times
@@ -229,7 +232,7 @@ class Interrupts:
     ("method", "runtime"),
     [("async-lu", "threads"), ("async-bu", "simulate"), ("hogwild", "threads"), ("hogwild", "processes")],
 )
-def test_ctrl_c_finishes_what_is_under_way(method: str, runtime: str):
+def test_ctrl_c_finishes_the_batches_in_flight(method: str, runtime: str):
     model = net()
     history = trainer([model], method, runtime=runtime).fit(Interrupts(1), 3)
     assert history.interrupted
@@ -275,6 +278,8 @@ def test_save_and_resume_between_two_fits(tmp_path: Path):
     half = trainer([first], method, optimizer=OPTIMIZERS["adam"])
     half.fit(data)
     half.save(tmp_path / "half")
+    assert half.plan is None
+    assert find(tmp_path / "half").manifest.plan == "async-lu"
     rest = trainer([second], method, make=partial(fw.Trainer.resume, tmp_path / "half"), optimizer=OPTIMIZERS["adam"])
     rest.fit(data)
     assert same_bits(tensors(through), tensors(second))
@@ -329,7 +334,7 @@ def test_bad_arguments_are_named(make, message: str, tmp_path: Path, monkeypatch
         make()
 
 
-def test_a_recording_is_followed_under_simulate_alone(tmp_path: Path):
+def test_recordings_are_replayed_under_simulate_only(tmp_path: Path):
     file = tmp_path / "steps"
     with pytest.raises(FileNotFoundError, match="there is no such file"):
         fw.AsyncLU(replay=file)

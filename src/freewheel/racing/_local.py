@@ -43,8 +43,8 @@ class BatchQueue:
 class LocalPool(Pool):
     """Workers that are threads of this process. Subclasses add them to `workers`."""
 
-    def __init__(self, run: Run, stages: Sequence[Stage], interleaving: Interleaving, groups: WorkerGroups) -> None:
-        super().__init__(run, stages, interleaving, groups)
+    def __init__(self, groups: WorkerGroups, run: Run, stages: Sequence[Stage], interleaving: Interleaving) -> None:
+        super().__init__(groups, run, stages, interleaving)
         self.workers: list[tuple[Worker, Callable[[], None]]] = []  # and the program that each one's thread runs
         self._dealt = 0
         self._over = False  # whether all batches are dealt

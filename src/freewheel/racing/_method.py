@@ -14,7 +14,7 @@ from freewheel._errors import of_type
 from freewheel.methods._method import Method, Pipeline
 from freewheel.methods.backprop import BP
 from freewheel.racing._interleaving import CALLER, Drawn, Free, Interleaving, Replayed, read_recording
-from freewheel.racing._pool import Pool, StageFactory, race
+from freewheel.racing._pool import BuildPool, Pool, StageFactory, race
 from freewheel.runtime import Outcome, Run
 from freewheel.stage import Stage
 
@@ -52,8 +52,8 @@ class Racing(Method):
         """The names of all workers, in recordings and errors."""
 
     @abstractmethod
-    def local_pool(self, run: Run, stages: Sequence[Stage], *, interleaving: Interleaving, make: StageFactory) -> Pool:
-        """The workers as threads of this process."""
+    def pool(self, runtime: str) -> BuildPool:
+        """What builds the workers on this runtime."""
 
     def pipeline(self, k: int) -> Pipeline:
         """Refused: there is no plan."""
@@ -98,17 +98,17 @@ class Racing(Method):
         )
 
     def runner(self, runtime: str, blueprints: Sequence[Any]) -> Callable[[Run], Outcome]:
-        """Run the workers as threads: freely, or one step at a time under `simulate`."""
+        """Run the workers freely, or one step at a time under `simulate`."""
 
         def pool(run: Run, stages: Sequence[Stage]) -> Pool:
-            interleaving = self._interleaving(run) if runtime == "simulate" else Free(recording=self.record is not None)
-            return self.local_pool(run, stages, interleaving=interleaving, make=StageFactory(blueprints))
+            return self.pool(runtime)(run, stages, self._interleaving(runtime, run.seed), StageFactory(blueprints))
 
         return partial(race, pool=pool, recording=self.record)
 
-    def _interleaving(self, run: Run) -> Interleaving:
-        """One step at a time."""
+    def _interleaving(self, runtime: str, seed: int) -> Interleaving:
         workers, recording = [*self.worker_names, CALLER], self.record is not None
+        if runtime != "simulate":
+            return Free(recording=recording)
         if self.replay is not None:
             return Replayed(workers, read_recording(self.replay), recording=recording)
-        return Drawn(workers, run.seed, recording=recording)
+        return Drawn(workers, seed, recording=recording)

@@ -111,13 +111,13 @@ class Pool(ABC):
     """The workers of a run, as the caller sees them.
 
     Args:
+        groups: The groups of workers.
         run: The run.
         stages: The trainer's stages, ready for batches.
         interleaving: Decides when the caller, and workers in this process, may make their steps.
-        groups: The groups of workers.
     """
 
-    def __init__(self, run: Run, stages: Sequence[Stage], interleaving: Interleaving, groups: WorkerGroups) -> None:
+    def __init__(self, groups: WorkerGroups, run: Run, stages: Sequence[Stage], interleaving: Interleaving) -> None:
         self.run, self.stages, self.interleaving, self.groups = run, stages, interleaving, groups
         self.layers = layers_of([stage.module for stage in stages])
         groups.check(len(self.layers))
@@ -192,3 +192,6 @@ class Pool(ABC):
             )
             snapshots.append(snapshot)
         return Cut(self._done, tuple(snapshots), time.perf_counter())
+
+
+BuildPool = Callable[[Run, Sequence[Stage], Interleaving, StageFactory], Pool]

@@ -9,8 +9,8 @@
 The trainer's own network is copied to shared memory at the start, and back at each cut. Messages are pairs of a kind
 and a value, with tensors sent by value:
 
-    to a worker       train, a batch    over, None          report, whether with the optimizer state
-    from a worker     done, its number  report, its answer  failed, the encoded error and where it failed
+    to a worker     train: a batch, or None when none is left    report: whether with the optimizer state
+    from a worker   done: the batch's number    report: its answer    failed: the encoded error, and where
 """
 
 from __future__ import annotations
@@ -30,16 +30,7 @@ from torch import Tensor, nn
 
 from freewheel._malloc import keep_freed_memory
 from freewheel.racing._interleaving import CALLER, Free, Interleaving, Recorded
-from freewheel.racing._memory import (
-    Memory,
-    Stepper,
-    aliased,
-    as_integers,
-    copy_back,
-    in_memory,
-    layers_of,
-    shared_copy,
-)
+from freewheel.racing._memory import Memory, Stepper, aliased, as_integers, copy_back, in_memory, layers_of, shared_copy
 from freewheel.racing._pool import Pool, StageFactory, WorkerGroups
 from freewheel.racing._worker import BatchPass, Report, UpdateCounts, Worker
 from freewheel.runtime import (
@@ -66,7 +57,6 @@ HUNG_UP = (EOFError, BrokenPipeError, ConnectionResetError)  # the other end of 
 class WorkerSpec:
     """What a worker process needs to start."""
 
-    name: str
     index: int
     groups: WorkerGroups
     make: StageFactory
@@ -74,8 +64,7 @@ class WorkerSpec:
     states: list[dict[str, Any]]  # of the stages at the start
     seed: int  # of the run
     threads: int
-    batches_before: int
-    epochs_before: int
+    start: tuple[int, int]  # batches and epochs trained in earlier runs
     recording: bool
 
 
@@ -83,24 +72,24 @@ class ProcessPool(Pool):
     """Workers as processes, as the caller sees them."""
 
     def __init__(
-        self, run: Run, stages: Sequence[Stage], interleaving: Interleaving, groups: WorkerGroups, make: StageFactory
+        self, groups: WorkerGroups, run: Run, stages: Sequence[Stage], interleaving: Interleaving, make: StageFactory
     ) -> None:
         check_guarded()
-        super().__init__(run, stages, interleaving, groups)
+        super().__init__(groups, run, stages, interleaving)
         self._modules, self._names = [stage.module for stage in stages], groups.names()
         self._memories = [shared_copy(self._modules) for _ in range(groups.groups)]
         self._rows = torch.zeros(len(self._names) * len(self.layers), dtype=torch.int64).share_memory_()
         self._sent: list[set[int]] = [set() for _ in self._names]  # batches that a worker has not finished
-        self._answers: dict[int, Any] = {}
+        self._answers: dict[int, Any] = {}  # to the last request for reports
         self._steps: list[Recorded] = []
-        pipes = [worker_context().Pipe() for _ in self._names]
+        context = worker_context()
+        pipes = [context.Pipe() for _ in self._names]
         self._connections: list[Connection] = [ours for ours, _ in pipes]
         self._theirs: list[Connection] = [theirs for _, theirs in pipes]
-        self._processes = [self._process(index, make) for index in range(len(self._names))]
+        self._processes = [self._process(context, index, make) for index in range(len(self._names))]
 
-    def _process(self, index: int, make: StageFactory) -> Any:
+    def _process(self, context: Any, index: int, make: StageFactory) -> Any:
         spec = WorkerSpec(
-            name=self._names[index],
             index=index,
             groups=self.groups,
             make=make,
@@ -108,13 +97,12 @@ class ProcessPool(Pool):
             states=[stage.state() for stage in self.stages],
             seed=self.run.seed,
             threads=self.run.threads,
-            batches_before=self.run.batches_before,
-            epochs_before=self.run.epochs_before,
+            start=(self.run.batches_before, self.run.epochs_before),
             recording=self.interleaving.recording,
         )
         memory = self._memories[index // self.groups.workers]
         arguments = (pickle.dumps(spec), self._theirs[index], memory, self._rows)
-        return worker_context().Process(target=_work, args=arguments, name=worker_name(index), daemon=True)
+        return context.Process(target=_work, args=arguments, name=worker_name(index), daemon=True)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -138,12 +126,12 @@ class ProcessPool(Pool):
         if batch is None:
             self.interleaving.step(CALLER, "deal over")
             for index in range(len(self._names)):
-                self._send(index, "over", None)
+                self._send(index, "train", None)
             return
-        team = self.groups.members(batch.number % self.groups.groups)
-        while min(len(self._sent[index]) for index in team) >= QUEUED:
+        group = self.groups.members(batch.number % self.groups.groups)
+        while min(len(self._sent[index]) for index in group) >= QUEUED:
             self._receive()
-        index = min(team, key=lambda i: len(self._sent[i]))
+        index = min(group, key=lambda i: len(self._sent[i]))
         self._sent[index].add(batch.number)
         self.interleaving.step(CALLER, f"deal {batch.number}")
         self._send(index, "train", batch)
@@ -160,7 +148,7 @@ class ProcessPool(Pool):
 
     def reports(self) -> list[Report]:
         """Ask all workers; the weights and the first worker's optimizer state are copied to the trainer's stages."""
-        self._answers = {}
+        self._answers.clear()
         for index in range(len(self._names)):
             self._send(index, "report", index == 0)
         while len(self._answers) < len(self._names):
@@ -191,7 +179,7 @@ class ProcessPool(Pool):
             index = next((i for i, sent in enumerate(self._sent) if sent), 0)
             where = f"{self._names[index]} (pid {self._processes[index].pid})"
             raise LostError(where, f"has not answered for {self.run.abroad.timeout:g} s: it hangs")
-        handlers = {"done": self._on_done, "report": self._on_report, "failed": self._on_failed}
+        handlers = {"done": self._on_done, "report": self._answers.__setitem__, "failed": self._on_failed}
         for connection in ready:
             index = self._connections.index(connection)  # pyright: ignore[reportArgumentType]
             try:
@@ -203,9 +191,6 @@ class ProcessPool(Pool):
     def _on_done(self, index: int, number: int) -> None:
         self._sent[index].remove(number)
         self._done += 1
-
-    def _on_report(self, index: int, answer: tuple[Report, list[Recorded], list[Any] | None]) -> None:
-        self._answers[index] = answer
 
     def _on_failed(self, index: int, failure: tuple[dict[str, Any], str]) -> None:
         error, where = failure
@@ -236,7 +221,7 @@ def _serve(packed: bytes, connection: Connection, memory: Memory, rows: Tensor) 
     torch.set_num_threads(spec.threads)
     with seeded(spec.seed):
         worker = _ProcessWorker(spec, connection, memory, as_integers(rows))
-        handlers = {"train": worker.train, "over": worker.over, "report": worker.report}
+        handlers = {"train": worker.train, "report": worker.report}
         messages = _listen(connection)
         try:
             while (message := messages.get()) is not None:
@@ -263,23 +248,22 @@ class _ProcessWorker:
         stages, self._layers = spec.make(modules), layers_of(modules)
         self._seed = stages[0].config.seed
         updates = UpdateCounts(rows, len(self._layers), spec.groups.members(spec.index // spec.groups.workers))
+        name = spec.groups.names()[spec.index]
         self._stepper = Stepper(spec.make(aliased(modules)), trainers, self._layers, shared=False)
-        self.worker = Worker(spec.name, spec.index, self._layers, self._interleaving, updates, self._stepper)
-        self._batch_pass = BatchPass(stages, self._layers, (spec.batches_before, spec.epochs_before))
+        self.worker = Worker(name, spec.index, self._layers, self._interleaving, updates, self._stepper)
+        self._batch_pass = BatchPass(stages, self._layers, spec.start)
 
-    def train(self, batch: Batch) -> None:
+    def train(self, batch: Batch | None) -> None:
         """Take a batch forward and back."""
-        self._interleaving.step(self.worker.name, f"take {batch.number}")
+        self._interleaving.step(self.worker.name, f"take {'over' if batch is None else batch.number}")
+        if batch is None:
+            return
         self.worker.forward(self._batch_pass, batch)
-        number = self._spec.batches_before + batch.number
+        number = self._spec.start[0] + batch.number
         partition = self._spec.groups.partition(number, len(self._layers), self._seed)
         self.worker.backward(self._batch_pass, layerwise=False, partition=partition)
         self._interleaving.step(self.worker.name, f"done {batch.number}")
         send(self._connection, "done", batch.number)
-
-    def over(self, value: None) -> None:
-        """Record that no batch is left."""
-        self._interleaving.step(self.worker.name, "take over")
 
     def report(self, with_state: bool) -> None:
         """Send the counts, the recorded steps and, if asked, the state of the optimizers."""

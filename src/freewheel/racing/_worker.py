@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -93,9 +94,9 @@ class BatchPass:
         device = self._stages[-1].device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         for layer, weights in zip(layers, self._weights):
-            layer.module(modules).register_forward_pre_hook(self._forward_hook(layer))
+            layer.module(modules).register_forward_pre_hook(partial(self._forward_hook, layer))
             for weight in weights:
-                weight.register_post_accumulate_grad_hook(self._gradient_hook(layer))
+                weight.register_post_accumulate_grad_hook(partial(self._gradient_hook, layer))
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute the loss of a batch; its graph is retained for the backward."""
@@ -112,8 +113,8 @@ class BatchPass:
         loss, self._loss = self._loss, None
         assert loss is not None
         self._missing = [len(weights) for weights in self._weights]
-        partial = len(partition) < len(self._layers)
-        inputs = [weight for layer in partition for weight in self._weights[layer]] if partial else None
+        weights = [weight for layer in partition for weight in self._weights[layer]]
+        inputs = weights if len(partition) < len(self._layers) else None
         if loss.requires_grad:
             # Autograd has one thread per GPU, in which the hooks of all workers would block each other.
             with self.stream(), torch.autograd.set_multithreading_enabled(self._stream is None):
@@ -145,19 +146,13 @@ class BatchPass:
         if self._stream is not None:
             self._stream.synchronize()
 
-    def _forward_hook(self, layer: Layer) -> Callable[..., None]:
-        def hook(module: nn.Module, arguments: object) -> None:
-            self.on_forward(layer)
+    def _forward_hook(self, layer: Layer, module: nn.Module, arguments: object) -> None:
+        self.on_forward(layer)
 
-        return hook
-
-    def _gradient_hook(self, layer: Layer) -> Callable[[Tensor], None]:
-        def hook(weight: Tensor) -> None:
-            self._missing[layer.index] -= 1
-            if not self._missing[layer.index]:
-                self.on_gradient(layer)
-
-        return hook
+    def _gradient_hook(self, layer: Layer, weight: Tensor) -> None:
+        self._missing[layer.index] -= 1
+        if not self._missing[layer.index]:
+            self.on_gradient(layer)
 
 
 def _forward_stage(stage: Stage, module: nn.Module, start: tuple[int, int]) -> ChainStage:

@@ -21,33 +21,29 @@ Batch n goes to group n mod G. With one worker in each group, `lap-sgd` is local
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from freewheel._errors import one_of, whole_number
-from freewheel.racing._interleaving import Free, Interleaving
+from freewheel.racing._interleaving import Interleaving
 from freewheel.racing._local import BatchQueue, LocalPool
 from freewheel.racing._memory import Stepper, aliased, all_tensors
 from freewheel.racing._method import Racing
-from freewheel.racing._pool import Pool, StageFactory, WorkerGroups, race
+from freewheel.racing._pool import BuildPool, StageFactory, WorkerGroups
 from freewheel.racing._processes import ProcessPool
 from freewheel.racing._worker import BatchPass, UpdateCounts, Worker
-from freewheel.runtime import Outcome, Run
+from freewheel.runtime import Run
 from freewheel.stage import Stage
 
 
 @dataclass(frozen=True, kw_only=True)
 class WholeBatch(Racing):
-    """What all three methods share.
-
-    Args:
-        workers: Workers in each group.
-    """
+    """Base of `Hogwild`, `LAPSGD` and `LPPSGD`: workers that process whole batches, in groups."""
 
     runtimes: ClassVar[tuple[str, ...]] = ("simulate", "threads", "processes")
     default_runtime: ClassVar[str] = "processes"
@@ -68,20 +64,9 @@ class WholeBatch(Racing):
         """Group by group."""
         return self.worker_groups.names()
 
-    def local_pool(self, run: Run, stages: Sequence[Stage], *, interleaving: Interleaving, make: StageFactory) -> Pool:
-        """Groups of threads."""
-        return GroupPool(run, stages, interleaving, self.worker_groups, make)
-
-    def runner(self, runtime: str, blueprints: Sequence[Any]) -> Callable[[Run], Outcome]:
-        """Run the workers as processes, or as threads of this one."""
-        if runtime != "processes":
-            return super().runner(runtime, blueprints)
-
-        def pool(run: Run, stages: Sequence[Stage]) -> ProcessPool:
-            interleaving = Free(recording=self.record is not None)
-            return ProcessPool(run, stages, interleaving, self.worker_groups, StageFactory(blueprints))
-
-        return partial(race, pool=pool, recording=self.record)
+    def pool(self, runtime: str) -> BuildPool:
+        """Groups of processes, or of threads."""
+        return partial(ProcessPool if runtime == "processes" else GroupPool, self.worker_groups)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,9 +161,9 @@ class GroupPool(LocalPool):
     """Groups of threads; each group shares a copy of the weights and a queue of batches."""
 
     def __init__(
-        self, run: Run, stages: Sequence[Stage], interleaving: Interleaving, groups: WorkerGroups, make: StageFactory
+        self, groups: WorkerGroups, run: Run, stages: Sequence[Stage], interleaving: Interleaving, make: StageFactory
     ) -> None:
-        super().__init__(run, stages, interleaving, groups)
+        super().__init__(groups, run, stages, interleaving)
         layers, names = self.layers, groups.names()
         others = [make([deepcopy(stage.module) for stage in stages]) for _ in range(groups.groups - 1)]
         self._copies = [stages, *others]

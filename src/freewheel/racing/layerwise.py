@@ -29,7 +29,7 @@ from freewheel.racing._interleaving import Interleaving
 from freewheel.racing._local import BatchQueue, LocalPool
 from freewheel.racing._memory import LayerLocks, Stepper, aliased
 from freewheel.racing._method import Racing
-from freewheel.racing._pool import Pool, StageFactory, WorkerGroups
+from freewheel.racing._pool import BuildPool, StageFactory, WorkerGroups
 from freewheel.racing._worker import BatchPass, UpdateCounts, Worker
 from freewheel.runtime import Run
 from freewheel.stage import Stage
@@ -37,15 +37,7 @@ from freewheel.stage import Stage
 
 @dataclass(frozen=True, kw_only=True)
 class Decoupled(Racing):
-    """What both methods share.
-
-    Args:
-        backward_workers: Workers that run backwards.
-        forward_workers: Workers that compute losses.
-        queue: Batches that may be in flight beyond one per backward worker: a forward begins when fewer than
-            `backward_workers + queue` are. With one backward worker and 0, nothing overlaps: plain SGD.
-        locked: Whether updates of a layer exclude each other; without a lock, simultaneous updates may lose additions.
-    """
+    """Base of `AsyncLU` and `AsyncBU`; see `AsyncLU` for the arguments."""
 
     layerwise: ClassVar[bool]  # whether a layer is updated as soon as its gradient is complete
 
@@ -67,9 +59,9 @@ class Decoupled(Racing):
         forward = [f"forward worker {i}" for i in range(self.forward_workers)]
         return forward + [f"backward worker {i}" for i in range(self.backward_workers)]
 
-    def local_pool(self, run: Run, stages: Sequence[Stage], *, interleaving: Interleaving, make: StageFactory) -> Pool:
+    def pool(self, runtime: str) -> BuildPool:
         """Forward and backward workers as threads."""
-        return DecoupledPool(self, run, stages, interleaving, make)
+        return partial(DecoupledPool, self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +71,9 @@ class AsyncLU(Decoupled):
     Args:
         backward_workers: Workers that run backwards.
         forward_workers: Workers that compute losses.
-        queue: Batches that may be in flight beyond one per backward worker.
-        locked: Whether updates of a layer exclude each other.
+        queue: Batches that may be in flight beyond one per backward worker: a forward begins when fewer than
+            `backward_workers + queue` are. With one backward worker and 0, nothing overlaps: plain SGD.
+        locked: Whether updates of a layer exclude each other; without a lock, simultaneous updates may lose additions.
         record: A file to which `fit` writes the order of steps.
         replay: A recording that `simulate` follows instead of the seed.
 
@@ -116,7 +109,7 @@ class DecoupledPool(LocalPool):
     def __init__(
         self, method: Decoupled, run: Run, stages: Sequence[Stage], interleaving: Interleaving, make: StageFactory
     ) -> None:
-        super().__init__(run, stages, interleaving, WorkerGroups())
+        super().__init__(WorkerGroups(), run, stages, interleaving)
         self._layerwise, self._limit = method.layerwise, method.backward_workers + method.queue
         self._batches, self._losses = BatchQueue(), BatchQueue()
         start, layers = (run.batches_before, run.epochs_before), self.layers
