@@ -21,7 +21,7 @@ from freewheel.stage import Stage
 
 @dataclass(frozen=True, kw_only=True)
 class Racing(Method):
-    """Asynchronous SGD on shared weights: which weights a gradient is computed with, and updates, depends on timing.
+    """Asynchronous SGD on shared weights: the order in which workers read and update them depends on timing.
 
     Under `runtime="simulate"`, one worker at a time makes a step (the forward, backward or update of a layer), in an
     order drawn from the trainer's seed, so two runs agree bit for bit.
@@ -91,7 +91,7 @@ class Racing(Method):
                 raise ValueError(f"{name} with {self.name}: methods on shared weights do not support it; leave it out")
 
     def check_checkpoints(self, what: str) -> None:
-        """Refuse them."""
+        """Refuse checkpoints in the middle of a fit."""
         raise ValueError(
             f"{what} with {self.name}: a race cannot be saved or resumed in the middle of a fit; call trainer.save "
             "between two fits, and finish an interrupted fit with its own method"

@@ -9,11 +9,11 @@ layers, without a lock. Each group of workers has its own copy of the weights, �
     each update                     θ^g ← θ^g - lr · gradient of the worker's batch       g = 0 … G-1
     after H updates of each group   θ^0 = … = θ^{G-1} ← (θ^0 + … + θ^{G-1}) / G           a barrier
 
-| name      | groups G | an update changes                                    |
-| --------- | -------- | ---------------------------------------------------- |
-| `hogwild` | 1        | all layers                                           |
-| `lap-sgd` | G        | all layers                                           |
-| `lpp-sgd` | G        | one of P partitions of the layers; the backward ends there |
+| name      | groups G | an update changes                               |
+| --------- | -------- | ----------------------------------------------- |
+| `hogwild` | 1        | all layers                                      |
+| `lap-sgd` | G        | all layers                                      |
+| `lpp-sgd` | G        | one of P partitions; the backward ends there    |
 
 Batch n goes to group n mod G. With one worker in each group, `lap-sgd` is local SGD.
 """
