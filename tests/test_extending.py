@@ -1,0 +1,100 @@
+"""A credit, a correction, a distribution and a method from outside the library get everything that its own have."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import freewheel as fw
+from extensions import Decay, HeavyBall, LateMomentum, Uniform
+from freewheel.plan import Plan
+from rows import Row, batches, network, same_bits, tensors, trainer
+
+EXTENSIONS = [
+    Row("credit", lambda k: fw.Pipeline(credit=Decay(rate=0.3), delays=tuple(range(k))[::-1], title="decay")),
+    Row("correction", lambda k: fw.Pipeline(delays=tuple(range(k))[::-1], corrections=[HeavyBall(0.5)])),
+    Row("distribution", lambda k: fw.AsyncFGD(distribution=Uniform(), scale=0.1)),
+    Row("method", lambda k: LateMomentum()),
+]
+PLAIN = partial(torch.optim.SGD, lr=0.05)
+
+
+def run(row, runtime, **options):
+    stages = network(3)
+    made = trainer(stages, row.make(3), runtime=runtime, optimizer=PLAIN)
+    made.fit(batches(12), **options)
+    return tensors(*stages), made
+
+
+@pytest.mark.parametrize("row", EXTENSIONS, ids=str)
+def test_every_runtime_gives_the_same_bits(row):
+    expected, _ = run(row, "simulate")
+    assert not same_bits(expected, tensors(*network(3)))  # it has learned something
+    for runtime in ("threads", "processes"):
+        assert same_bits(expected, run(row, runtime)[0]), runtime
+
+
+@pytest.mark.parametrize("row", EXTENSIONS, ids=str)
+def test_saved_in_flight_and_resumed_is_not_stopping(row, tmp_path):
+    expected, _ = run(row, "simulate")
+    run(row, "threads", save_to=tmp_path, save_every=5)
+    first = sorted(tmp_path.glob("checkpoint-*"))[0]
+    stages = network(3, seed=9)  # other weights, which the checkpoint replaces
+    made = trainer(stages, row.make(3), make=partial(fw.Trainer.resume, first), runtime="simulate", optimizer=PLAIN)
+    assert made.unfinished == 1
+    made.fit(batches(12))
+    assert same_bits(expected, tensors(*stages))
+
+
+@pytest.mark.parametrize("row", EXTENSIONS, ids=str)
+def test_it_is_planned_and_drawn(row, monkeypatch):
+    monkeypatch.setitem(fw.CREDITS, "decay", Decay)  # the row of the table, so that drawings read back
+    plan = fw.plan(row.make(3), k=3, batches=6)
+    assert Plan.parse(str(plan)) == plan
+    assert Plan.parse(plan.text()) == plan
+    assert plan.locks == frozenset()
+
+
+def test_the_credit_is_drawn_with_its_message(monkeypatch):
+    monkeypatch.setitem(fw.CREDITS, "decay", Decay)
+    plan = fw.plan(fw.Pipeline(credit=Decay(), delays=(1, 0), title="decay"), k=2, batches=2)
+    assert str(plan).splitlines()[0] == "plan decay: credit=decay delays=1,0 batches=2"
+    assert plan.text().splitlines()[1] == "stage 0  F0@0 a0> F1@0 a1> >l0 U0@0 >l1 U1@1"
+    with pytest.raises(fw.PlanError, match="its loss has not been received"):
+        Plan.parse(plan.text().replace(">l0 U0@0", "U0@0 >l0"))
+
+
+def test_the_credit_learns_what_it_says():
+    """By hand: with one stage, each weight shrinks by lr · rate · loss of the batch."""
+    torch.manual_seed(0)
+    layer, copy = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
+    copy.load_state_dict(layer.state_dict())
+    trainer([layer], fw.Pipeline(credit=Decay(rate=0.3), delays=(0,)), optimizer=PLAIN).fit(batches(5))
+    with torch.no_grad():
+        for x, y in batches(5):
+            factor = 1 - 0.05 * 0.3 * F.cross_entropy(copy(x), y)
+            for weight in copy.parameters():
+                weight.mul_(factor)
+    for ours, theirs in zip(layer.parameters(), copy.parameters()):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
+
+
+def test_the_correction_is_momentum():
+    """HeavyBall before plain SGD is SGD with momentum."""
+    row = EXTENSIONS[1]
+    ours, theirs = network(2), network(2)
+    trainer(ours, row.make(2), optimizer=PLAIN).fit(batches(12))
+    momentum = partial(torch.optim.SGD, lr=0.05, momentum=0.5)
+    trainer(theirs, "pipedream", optimizer=momentum).fit(batches(12))
+    for a, b in zip(tensors(*ours), tensors(*theirs)):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_the_credit_refuses_what_it_cannot_do():
+    with pytest.raises(ValueError, match="micro=2: under credit='decay'"):
+        fw.Pipeline(credit=Decay(), delays=(0,), micro=2)
+    with pytest.raises(ValueError, match="Shrink has no meaning with credit='decay'"):
+        fw.Pipeline(credit=Decay(), delays=(0,), corrections=[fw.Shrink(0.5)])
