@@ -275,7 +275,7 @@ def test_a_refused_plan_is_drawn():
     result = run("plan", "pipeline", "-k", "2", "-o", "delays=4,0", "-o", "queues=1/1")
     assert result.exit_code == 2
     first, *drawing = result.stderr.splitlines()
-    assert first == "error: plan refused at stage 0, a3>: it waits for ever: the queue to stage 1 stays full"
+    assert first == "error: plan refused at stage 0, a3>: it waits forever: the queue to stage 1 stays full"
     assert drawing[0].startswith("plan pipeline: delays=4,0 queues=1/1")
     assert any(set(line.strip()) == {"^"} for line in drawing)
 

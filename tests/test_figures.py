@@ -365,7 +365,7 @@ def test_drawing_in_docstring(file: str, owner: str, block: str) -> None:
     options = {option: getattr(drawn.schedule, option) for option in OPTIONS.get(name, ())}
     if drawn.schedule.along == 1:
         options = {"steps": drawn.schedule.micro}
-    if drawn.schedule.credit == "feedback" and drawn.schedule.asynchronous:
+    if drawn.schedule.credit.name == "feedback" and drawn.schedule.asynchronous:
         options = {"pipelined": True}
     if name == "dsp":
         options = {"p": (1, 1, 0), "m": (4, 2, 0)}

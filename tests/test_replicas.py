@@ -328,7 +328,7 @@ def test_a_plan_says_when_replicas_wait_for_each_other():
     assert "B0@0 r0> >r0 U0@0" in plan.text().splitlines()[1]
     with pytest.raises(ValueError, match="the shares of the other replicas have not been received"):
         fw.Plan.parse(plan.text().replace(" r1> >r1", "", 1))
-    with pytest.raises(ValueError, match="it waits for ever: no r1 comes"):
+    with pytest.raises(ValueError, match="it waits forever: no r1 comes"):
         fw.Plan.parse(plan.text().replace(" r1> >r1", " >r1", 1))
     with pytest.raises(ValueError, match="there are no other replicas"):
         fw.Plan.parse(plan.text().replace(" replicas=3", "", 1))
