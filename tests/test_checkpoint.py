@@ -401,7 +401,7 @@ def test_every_generator_matters(which, tmp_path):
     other = torch.load(saved_at(tmp_path)[16] / "generators.pt", weights_only=True)
     rewrite(checkpoint, "generators.pt", lambda content: {**content, which: other[which]})
     again = resume(checkpoint, network(2, 77), "pipedream")
-    with pytest.warns(UserWarning, match="loader gives another batch 7 than before the checkpoint"):
+    with pytest.warns(UserWarning, match="loader gives a different batch 7 than before the checkpoint"):
         again.fit(Noisy(), 3)
     assert not same(everything(made), everything(again))
 
@@ -442,6 +442,6 @@ def test_other_data_are_warned_of(tmp_path):
     run_saved(tmp_path, fw.PipeDream(), 2)
     made = resume(saved_at(tmp_path)[5], network(2), fw.PipeDream())
     with pytest.warns(
-        UserWarning, match="loader gives another batch 4 than before the checkpoint: it goes on, but not"
+        UserWarning, match="loader gives a different batch 4 than before the checkpoint: training continues, but not"
     ):
         made.fit(batches(6, seed=2), EPOCHS)

@@ -185,7 +185,9 @@ def test_the_comparison_does_not_change_the_weights(monkeypatch: pytest.MonkeyPa
     ],
     ids=" ".join,
 )
-def test_everything_else_does(change: tuple[str, ...], tmp_path: Path):
+def test_everything_else_does(change: tuple[str, ...], tmp_path: Path, request: pytest.FixtureRequest):
+    if "--bf16" in change:
+        request.getfixturevalue("cpu_bfloat16")
     assert not same(weights(tmp_path / "a.pt", *BRIEF), weights(tmp_path / "b.pt", *BRIEF, *change))
 
 

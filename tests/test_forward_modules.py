@@ -348,6 +348,7 @@ def test_a_layer_whose_input_has_no_tangent(name: str) -> None:
     check([stages[1]], batch)
 
 
+@pytest.mark.usefixtures("cpu_bfloat16")
 def test_convolutions_under_autocast() -> None:
     """bfloat16 has three digits; a tangent left out would take more than that away."""
     stages, batch = build(CASES["conv2d"], "second", torch.float32)

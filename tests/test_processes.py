@@ -144,7 +144,7 @@ def test_what_cannot_travel_is_named():
             described({"x": [tree]})
 
 
-def test_small_parts_of_large_tensors_are_handed_over_alone():
+def test_sparse_views_of_large_tensors_are_copied_before_they_are_sent():
     large = torch.randn(4, 50, 3)
     assert compact(large[:, -1]).untyped_storage().nbytes() == 4 * 3 * 4
     assert compact(large.transpose(1, 2)).data_ptr() == large.data_ptr()
@@ -224,36 +224,30 @@ def workers() -> set[int]:
     return children(forkserver._forkserver._forkserver_pid)
 
 
-@pytest.mark.parametrize("stage", [0, 2])
 @pytest.mark.parametrize(
-    ("what", "error", "words"),
+    ("what", "stage", "timeout", "error", "words"),
     [
-        (
-            "raises",
-            fw.StageError,
-            r"stage {k} \(rank {k}, pid \d+ on \S+\) failed in the forward of batch 4: KeyError: 'boom'",
-        ),
-        ("dies", fw.LostError, r"stage {k} \(rank {k}, pid \d+ on \S+\) was ended by signal 9 \(SIGKILL\)"),
-        ("stops", fw.LostError, r"stage {k} \(rank {k}, pid \d+ on \S+\) has given no sign of life for 1.4 s"),
-        (
-            "hangs",
-            fw.LostError,
-            r"stage {k} \(rank {k}, pid \d+ on \S+\) hangs: it has been in the forward of batch 4 for more than 2 s",
-        ),
+        ("raises", 0, 60, fw.StageError, "failed in the forward of batch 4: KeyError: 'boom'"),
+        ("raises", 2, 60, fw.StageError, "failed in the forward of batch 4: KeyError: 'boom'"),
+        ("dies", 0, 60, fw.LostError, r"was ended by signal 9 \(SIGKILL\)"),
+        ("dies", 2, 60, fw.LostError, r"was ended by signal 9 \(SIGKILL\)"),
+        ("stops", 0, 6, fw.LostError, "has sent no heartbeat for 4.2 s"),
+        ("hangs", 2, 6, fw.LostError, "hangs: it has been in the forward of batch 4 for more than 6 s"),
     ],
-    ids=["raises", "dies", "stops", "hangs"],
+    ids=lambda value: value if value in ("raises", "dies", "stops", "hangs", 0, 2) else "",
 )
-def test_a_worker_in_trouble_is_named_and_nothing_is_left(what, error, words, stage):
+def test_a_worker_in_trouble_is_named_and_nothing_is_left(what, stage, timeout, error, words):
     stages = network(3)
     weights = tensors(*stages)
     stages[stage] = nn.Sequential(stages[stage], Trouble(what))
-    made = trainer(stages, "pipedream", runtime="processes", timeout=2)
-    with pytest.raises(error, match=words.format(k=stage)) as caught:
+    made = trainer(stages, "pipedream", runtime="processes", timeout=timeout)
+    place = rf"stage {stage} \(rank {stage}, pid \d+ on \S+\)"
+    with pytest.raises(error, match=f"{place} {words}") as caught:
         made.fit(batches(30))
     if what == "raises":
         assert 'raise KeyError("boom")' in str(caught.value.__cause__), "the worker's traceback"
     assert not workers()
-    assert not [t for t in threading.enumerate() if t.name.startswith("freewheel") and "part" not in t.name]
+    assert not [t for t in threading.enumerate() if t.name.startswith("freewheel")]
     assert same_bits(tensors(*stages), weights)  # as before the run
     stages[stage][1].what = "nothing"
     stages[stage][1].calls = 10
@@ -303,7 +297,7 @@ def test_workers_end_with_their_caller(tmp_path):
         "                time.sleep(1000)\n"
         "            yield batch\n"
         "if __name__ == '__main__':\n"
-        "    trainer(network(2), 'pipedream', runtime='processes', timeout=2).fit(Loader())\n"
+        "    trainer(network(2), 'pipedream', runtime='processes', timeout=6).fit(Loader())\n"
     )
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as caller:
         assert caller.stdout is not None
@@ -311,7 +305,7 @@ def test_workers_end_with_their_caller(tmp_path):
         theirs = {pid for child in children(caller.pid) for pid in children(child)}
         assert len(theirs) == 2
         caller.kill()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in theirs) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [pid for pid in theirs if Path(f"/proc/{pid}").exists()]
@@ -324,7 +318,7 @@ def test_a_script_without_a_guard_is_told_about_it(tmp_path):
         "from rows import batches, network, trainer\n"
         "trainer(network(2), 'pipedream', runtime='processes', timeout=60).fit(batches(3))\n"
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 1
     assert "must begin its work under `if __name__ == '__main__':`" in done.stderr.splitlines()[-1]
     assert done.stderr.count("Traceback") == 1, "the workers say nothing"

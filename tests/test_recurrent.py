@@ -535,7 +535,7 @@ def gru(**options: Any) -> nn.GRU:
         (
             lambda: fit(nn.Linear(4, 4), SHORT),
             ValueError,
-            "steps=3 cuts a sequence into so many pieces, but this input",
+            "steps=3: this input has only",
         ),
         (lambda: fit(nn.Linear(4, 4), (torch.zeros(4), FLAT[1])), ValueError, "this input has none"),
         (lambda: fit(nn.Linear(4, 4), UNEVEN), ValueError, "this input has tensors of 3 and 5 time steps"),

@@ -207,6 +207,7 @@ def test_clipping_by_stage_limits_each_stage():
         assert step.item() == pytest.approx(1e-3, rel=1e-2)
 
 
+@pytest.mark.usefixtures("cpu_bfloat16")
 @pytest.mark.parametrize("name", ["bp", "ddg", "fr", "pipedream", "fdg", "dsp"])
 def test_autocast_runs_in_bfloat16_and_agrees_between_runtimes(name):
     class Note(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -46,53 +47,98 @@ def check_done(text: str, *, ranks: int) -> None:
 
 
 FAILS = """
-import os, re, signal, sys, time
+import os, re, signal, sys, threading, time
+from pathlib import Path
 from torch import nn
 from rows import batches, network, trainer
+
+RANK, WHAT, WHO, FOLDER = os.environ["RANK"], "{what}", "{who}", Path("{folder}")
 
 class Trouble(nn.Module):
     calls = 0
     def forward(self, x):
         self.calls += 1
-        if self.calls == 5 and os.environ["RANK"] == "1":
-            if "{what}" == "raises":
+        if self.calls == 5 and RANK == WHO:
+            if WHAT == "raises":
                 raise KeyError("boom")
-            os.kill(os.getpid(), signal.SIG{what})
+            if WHAT == "hangs":
+                time.sleep(1000)
+            os.kill(os.getpid(), getattr(signal, WHAT))
         return x
 
-stages = network(2)
-stages[1] = nn.Sequential(stages[1], Trouble())
+class Loader:
+    def __iter__(self):
+        for n, batch in enumerate(batches(30)):
+            if n == 6 and WHAT == "raises" and RANK != WHO:  # busy here until the heartbeat has brought the error
+                while any(t.name == "freewheel-heartbeat-0" for t in threading.enumerate()):
+                    time.sleep(0.01)
+            yield batch
+
+stages = network({k})
+stages = [nn.Sequential(stage, Trouble()) if str(k) == WHO else stage for k, stage in enumerate(stages)]
 try:
-    trainer(stages, "pipedream", runtime="torchrun", timeout={timeout}, transport="{transport}").fit(batches(30))
+    trainer(stages, "pipedream", runtime="torchrun", timeout={timeout}, transport="{transport}").fit(Loader())
 except Exception as error:
-    sys.stdout.write(f"rank {{os.environ['RANK']}} says {{type(error).__name__}}: {{error}}\\n")  # in one piece
+    sys.stdout.write(f"rank {{RANK}} says {{type(error).__name__}}: {{error}}\\n")  # in one piece
     sys.stdout.flush()
-    if os.environ["RANK"] == "1":
-        time.sleep(3)  # torchrun ends all when the first one ends
-    else:
-        stopped = re.search("rank 1, pid ([0-9]+)", str(error))
-        os.kill(int(stopped[1]), signal.SIGKILL)  # for which torchrun would wait long
+    if {agent}:
+        if RANK == WHO:
+            while not FOLDER.joinpath("said").exists():  # torchrun ends all when the first one ends
+                time.sleep(0.05)
+        else:
+            FOLDER.joinpath("said").touch()
+            if WHAT == "SIGSTOP":
+                os.kill(int(re.search("rank 1, pid ([0-9]+)", str(error))[1]), signal.SIGKILL)  # torchrun would wait
     os._exit(3)
 """
+RAISED = r"StageError: stage {k} \(rank {k}, pid \d+ on \S+\) failed in the forward of batch 4: KeyError: 'boom'"
 
 
 @pytest.mark.parametrize("transport", ["auto", "gloo"])
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        (
-            "raises",
-            r"StageError: stage 1 \(rank 1, pid \d+ on \S+\) failed in the forward of batch 4: KeyError: 'boom'",
-        ),
-        ("STOP", r"LostError: stage 1 \(rank 1, pid \d+ on \S+\) has given no sign of life for 2.1 s"),
+        ("raises", RAISED.format(k=1)),
+        ("SIGSTOP", r"LostError: stage 1 \(rank 1, pid \d+ on \S+\) has sent no heartbeat for 4.2 s"),
     ],
+    ids=["raises", "stops"],
 )
 def test_all_ranks_name_the_one_in_trouble(tmp_path, what, words, transport):
     script = tmp_path / "script.py"
-    timeout = 60 if what == "raises" else 3  # only who is lost is waited for
-    script.write_text(FAILS.format(what=what, transport=transport, timeout=timeout))
+    timeout = 60 if what == "raises" else 6  # only who is lost is waited for
+    options = {"what": what, "who": 1, "k": 2, "folder": tmp_path, "agent": True}
+    script.write_text(FAILS.format(transport=transport, timeout=timeout, **options))
     done = torchrun("--nproc-per-node=2", str(script))
     assert done.returncode != 0
-    told = [line for line in done.stdout.splitlines() if line.startswith("rank 0 says")]
-    assert told, done.stdout[-3000:]
-    assert re.search(words, told[0])
+    found = [line for line in done.stdout.splitlines() if line.startswith("rank 0 says")]
+    assert found, done.stdout[-3000:]
+    assert re.search(words, found[0])
+
+
+@pytest.mark.parametrize(
+    ("what", "who", "words"),
+    [
+        ("raises", 0, RAISED.format(k=0)),
+        ("raises", 2, RAISED.format(k=2)),
+        ("SIGKILL", 1, r"LostError: stage 1 \(rank 1, pid \d+ on \S+\) does not answer: it has ended"),
+        ("hangs", 1, r"LostError: stage 1 \(rank 1, pid \d+ on \S+\) hangs: it has been in the forward of batch 4"),
+    ],
+    ids=["raises-0", "raises-2", "killed", "hangs"],
+)
+def test_all_name_it_without_an_agent_too(tmp_path, what, who, words):
+    """Rank 0 serves the store itself, and every process ends as soon as it has raised."""
+    script = tmp_path / "script.py"
+    timeout = 6 if what == "hangs" else 60
+    options = {"what": what, "who": who, "k": 3, "folder": tmp_path, "agent": False}
+    script.write_text(FAILS.format(transport="auto", timeout=timeout, **options))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, **shared, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ranks = [subprocess.Popen([sys.executable, str(script)], env={**env, "RANK": f"{r}"}, **pipes) for r in range(3)]
+    said = [rank.communicate(timeout=200)[0] for rank in ranks]
+    for rank, text in enumerate(said):
+        if rank != who:
+            assert re.search(rf"rank {rank} says {words}", text), said

@@ -1,4 +1,4 @@
-"""Cores: how many there are, how stages share them, and how many threads an operation uses."""
+"""CPU cores: their number, their division among stages, and intra-op threads."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """The number of cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this system
+    except AttributeError:  # not available on this system
         return os.cpu_count() or 1
 
 
 def share(stages: int) -> int:
-    """The intra-op threads of each stage when the cores are shared out evenly."""
+    """The intra-op threads of each stage when the cores are divided evenly."""
     return max(1, cores() // stages)
 
 
 @contextmanager
 def intra_op_threads(count: int) -> Iterator[None]:
-    """Inside, operations of this thread use so many threads each."""
+    """A context in which operations of this thread use `count` threads each."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

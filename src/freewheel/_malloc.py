@@ -1,8 +1,8 @@
-"""Keeping freed memory, so that stages do not queue up at the kernel for it.
+"""Retaining freed memory, so that stages do not contend for it in the kernel.
 
-A training step frees and allocates the same large activations again and again. glibc gives large blocks back to the
-kernel at once and takes fresh, zeroed pages for the next ones; with several threads doing so, page faults cost a
-tenth of a step and more. Here freed memory stays with the process, which then needs no more of it than at its peak.
+A training step frees and allocates the same large activations again and again. glibc returns large blocks to the
+kernel at once and takes fresh, zeroed pages for the next ones. With several threads, the page faults cost a tenth of a
+step and more. Here freed memory stays with the process, whose peak does not grow.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import os
 from functools import cache
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-LARGEST_BLOCK = 32 << 20  # glibc takes no higher threshold for blocks of its own
+LARGEST_BLOCK = 32 << 20  # the highest threshold that glibc accepts
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Tells the allocator so, once; FREEWHEEL_KEEP_MEMORY=0 in the environment leaves it as it is.
+    """Configure the allocator once; FREEWHEEL_KEEP_MEMORY=0 in the environment leaves it as it is.
 
-    Returns whether anything was changed: not on systems without glibc's `mallopt`.
+    Returns whether anything was changed, which is not the case without glibc's `mallopt`.
     """
     if os.environ.get("FREEWHEEL_KEEP_MEMORY", "1") == "0":
         return False

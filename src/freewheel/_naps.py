@@ -1,4 +1,4 @@
-"""Sleeping for the right time, on average."""
+"""Sleeping for an exact time on average."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class Naps:
-    """Sleeps of which each leaves out what the ones before it overslept: a single one is late, all together are not.
+    """Sleeps that are exact in total: each is shortened by what the ones before have overslept.
 
     Example:
         >>> naps = Naps()
@@ -18,7 +18,7 @@ class Naps:
         self._due = 0.0
 
     def take(self, seconds: float) -> None:
-        """Sleeps for so long, less what has been overslept."""
+        """Sleep for `seconds`, less what has been overslept."""
         self._due += seconds
         if self._due > 0:
             started = time.perf_counter()

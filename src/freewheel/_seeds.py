@@ -1,4 +1,4 @@
-"""Seeds made from what a random number is for."""
+"""Seeds made from the purpose of a random number."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 
 
 def seed_of(*parts: int) -> int:
-    """A 63-bit seed made from whole numbers; different ones give unrelated streams.
+    """A 63-bit seed made from whole numbers; different numbers give unrelated streams.
 
     Example:
         >>> seed_of(0, 1, 2) == seed_of(0, 1, 2), seed_of(0, 1, 2) == seed_of(0, 2, 1)

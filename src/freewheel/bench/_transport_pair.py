@@ -14,8 +14,8 @@ from torch import Tensor
 
 from freewheel.runtime._channels import Channel, ClosedError, Receiver, Sender
 from freewheel.runtime._errors import LostError
-from freewheel.runtime._processes import worker_context
 from freewheel.runtime._shared_wire import AVAILABLE
+from freewheel.runtime._workers import worker_context
 from freewheel.runtime._world import Transport, Wire, World, fresh_store, joined_store, prefixed
 
 TIMEOUT = 60.0
@@ -34,7 +34,7 @@ class Pair:
         ways = [Wire("there", 0, 1, 1), Wire("back", 1, 0, 1)]
         for name, transport in WIRES.items():
             part = prefixed(transport, store)
-            world = World(part, rank, ROLES, transport=transport, timeout=TIMEOUT, alive=alive)
+            world = World(part, rank, ROLES, transport=transport, timeout=TIMEOUT, check_alive=alive)
             senders, receivers = world.join(ways)
             self._wires[name] = next(iter(senders.values())), next(iter(receivers.values()))
             if transport == "gloo":

@@ -46,7 +46,7 @@ class Method(ABC):
 
     def runner(self, runtime: str, blueprints: Sequence[Any]) -> Callable[[Run], Outcome]:
         """Returns what runs a fit on this runtime; `blueprints` build the stages anew."""
-        return RUNTIMES[runtime]
+        return RUNTIMES[runtime].run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,8 @@ import torch
 from freewheel.racing._interleaving import CALLER, Exchange, Interleaving
 from freewheel.racing._pool import Pool, WorkerGroups
 from freewheel.racing._worker import Report, Worker
-from freewheel.runtime import Batch, ClosedError, Run
+from freewheel.runtime import SHUTDOWN_SECONDS, Batch, ClosedError, Run
 from freewheel.stage import Stage
-
-SHUTDOWN_SECONDS = 1.5  # for workers to stop after an error, before it is raised
 
 
 class BatchQueue:

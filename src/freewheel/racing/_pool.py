@@ -27,7 +27,7 @@ from freewheel._seeds import seed_of
 from freewheel.racing._interleaving import Interleaving, Recorded, write_recording
 from freewheel.racing._memory import StepSizeSchedule, average, layers_of
 from freewheel.racing._worker import Report, total
-from freewheel.runtime import Batch, Cut, Outcome, Part, Run
+from freewheel.runtime import Batch, Cut, Outcome, Run, Snapshot
 from freewheel.stage import Stage
 
 PARTITION_DRAWS = 1  # tells these draws from others of the same seed
@@ -176,11 +176,11 @@ class Pool(ABC):
         counts = total([report.counts for report in reports])
         losses = sorted((item for report in reports for item in report.losses), key=lambda item: item[0])
         busy = sum(report.busy for report in reports) / len(reports)
-        snapshots: list[Part] = []
+        snapshots: list[Snapshot] = []
         for stage in self.stages:
             own = [(layer.name, count) for layer, count in zip(self.layers, counts) if layer.stage == stage.index]
             updates, gaps = sum(c.finished for _, c in own), sum(c.gaps for _, c in own)
-            snapshot = Part(
+            snapshot = Snapshot(
                 stage.index,
                 self._done,
                 busy,

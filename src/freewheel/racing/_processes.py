@@ -38,12 +38,12 @@ from freewheel.runtime import (
     LostError,
     Run,
     check_guarded,
+    decode_error,
     diagnosed,
+    encode_error,
     end_workers,
-    heard,
     run_worker,
     seeded,
-    told,
     worker_context,
     worker_name,
 )
@@ -174,11 +174,11 @@ class ProcessPool(Pool):
 
     def _receive(self) -> None:
         """Handle a message from each worker that has sent one, blocking until the first."""
-        ready = wait(self._connections, self.run.abroad.timeout)
+        ready = wait(self._connections, self.run.config.timeout)
         if not ready:
             index = next((i for i, sent in enumerate(self._sent) if sent), 0)
             where = f"{self._names[index]} (pid {self._processes[index].pid})"
-            raise LostError(where, f"has not answered for {self.run.abroad.timeout:g} s: it hangs")
+            raise LostError(where, f"has not answered for {self.run.config.timeout:g} s: it hangs")
         handlers = {"done": self._on_done, "report": self._answers.__setitem__, "failed": self._on_failed}
         for connection in ready:
             index = self._connections.index(connection)  # pyright: ignore[reportArgumentType]
@@ -194,7 +194,7 @@ class ProcessPool(Pool):
 
     def _on_failed(self, index: int, failure: tuple[dict[str, Any], str]) -> None:
         error, where = failure
-        raise heard(error, f"{where.removesuffix(',')} (pid {self._processes[index].pid})")
+        raise decode_error(error, f"{where.removesuffix(',')} (pid {self._processes[index].pid})")
 
     def _lost(self) -> Exception:
         """The error behind a closed connection: that of the worker that ended first."""
@@ -232,7 +232,7 @@ def _serve(packed: bytes, connection: Connection, memory: Memory, rows: Tensor) 
             return 0
         except BaseException as error:
             with suppress(*HUNG_UP):
-                send(connection, "failed", (told(error), worker.worker.where))
+                send(connection, "failed", (encode_error(error), worker.worker.where))
             return 1
 
 

@@ -1,4 +1,4 @@
-"""Bounded first-in-first-out channels that can be closed under a waiting thread."""
+"""Bounded first-in-first-out channels that can be closed while a thread waits on them."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ import threading
 from collections import deque
 from typing import Any, Protocol
 
+SHUTDOWN_SECONDS = 2.0  # threads, processes and messages have this long to end by themselves once a run is stopped
+
 
 class ClosedError(Exception):
-    """The run is being stopped: whoever waits here must give up."""
+    """The run is being stopped: threads that wait here give up."""
 
 
-class Sender(Protocol):
-    """The end of a channel that messages go into."""
+class End(Protocol):
+    """One end of a channel."""
+
+    def close(self) -> None:
+        """Wake every waiting thread; no thread waits here again."""
+
+    def release(self) -> None:
+        """Free system resources; no thread may be waiting here any more."""
+
+
+class Sender(End, Protocol):
+    """The sending end of a channel."""
 
     def put(self, item: Any) -> None:
-        """Appends an item, waiting for room; raises `ClosedError` once the channel is closed."""
+        """Append an item, waiting for room; raise `ClosedError` once the channel is closed."""
 
     def flush(self) -> None:
-        """Waits until no item depends on this process any more."""
-
-    def close(self) -> None:
-        """Wakes everybody who waits here, and lets nobody wait again."""
-
-    def release(self) -> None:
-        """Gives back what it holds of the system; nobody may be waiting here any more."""
+        """Wait until no item depends on this process any more."""
 
 
-class Receiver(Protocol):
-    """The end of a channel that messages come out of."""
+class Receiver(End, Protocol):
+    """The receiving end of a channel."""
 
     def get(self) -> Any:
-        """Takes the oldest item, waiting for one; raises `ClosedError` once the channel is closed."""
-
-    def close(self) -> None:
-        """Wakes everybody who waits here, and lets nobody wait again."""
-
-    def release(self) -> None:
-        """Gives back what it holds of the system; nobody may be waiting here any more."""
+        """Take the oldest item, waiting for one; raise `ClosedError` once the channel is closed."""
 
 
 class Channel:
-    """A bounded queue between two stages of one process: both ends in one.
+    """A bounded queue between two stages of one process; both ends in one.
 
     Example:
         >>> channel = Channel(capacity=1)
@@ -58,16 +58,16 @@ class Channel:
 
     @property
     def has_room(self) -> bool:
-        """Whether `put` would go through at once."""
+        """Whether `put` would not wait."""
         return len(self._items) < self.capacity
 
     @property
     def has_item(self) -> bool:
-        """Whether `get` would go through at once."""
+        """Whether `get` would not wait."""
         return len(self._items) > 0
 
     def put(self, item: Any) -> None:
-        """Appends an item, waiting for room; raises `ClosedError` once the channel is closed."""
+        """Append an item, waiting for room; raise `ClosedError` once the channel is closed."""
         with self._changed:
             while len(self._items) >= self.capacity and not self._closed:
                 self._changed.wait()
@@ -77,10 +77,10 @@ class Channel:
             self._changed.notify()
 
     def flush(self) -> None:
-        """Nothing to wait for: the items are in this process."""
+        """Return at once: the items are in this process."""
 
     def get(self) -> Any:
-        """Takes the oldest item, waiting for one; raises `ClosedError` once the channel is closed."""
+        """Take the oldest item, waiting for one; raise `ClosedError` once the channel is closed."""
         with self._changed:
             while not self._items and not self._closed:
                 self._changed.wait()
@@ -91,10 +91,10 @@ class Channel:
             return item
 
     def close(self) -> None:
-        """Wakes everybody who waits here, and lets nobody wait again."""
+        """Wake every waiting thread; no thread waits here again."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def release(self) -> None:
-        """It holds nothing of the system."""
+        """Nothing to free."""

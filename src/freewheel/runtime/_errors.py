@@ -1,4 +1,4 @@
-"""What can go wrong in a run, named by stage, batch and place."""
+"""Errors of a run, named by stage, batch and process, and their form between processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from freewheel.plan import Action
 
 
 def in_words(action: Action) -> str:
-    """What a stage does.
+    """An action in words.
 
     Example:
         >>> in_words(Action.parse("B3@1"))
@@ -22,21 +22,37 @@ class StageError(RuntimeError):
     """A stage failed; the cause is chained, `stage`, `batch` and, if there are several, `replica` say where."""
 
     def __init__(
-        self, stage: int, action: Action, cause: BaseException | str, where: str = "", replica: int | None = None
+        self,
+        stage: int,
+        action: Action,
+        cause: BaseException | None,
+        where: str = "",
+        replica: int | None = None,
+        *,
+        reason: str = "",
     ) -> None:
-        reason = cause if isinstance(cause, str) else f"{type(cause).__name__}: {str(cause).strip().split(chr(10))[0]}"
+        reason = reason or f"{type(cause).__name__}: {str(cause).strip().split(chr(10))[0]}"
         which = "" if replica is None else f", replica {replica}"
         super().__init__(f"stage {stage}{which}{where} failed in {in_words(action)}: {reason}")
         self.stage, self.batch, self.action, self.reason = stage, action.batch, action, reason
         self.replica = replica
 
+    def fields(self) -> dict[str, Any]:
+        """What it takes to rebuild the error in another process."""
+        action = str(self.action)
+        return {"kind": "stage", "stage": self.stage, "replica": self.replica, "action": action, "reason": self.reason}
+
 
 class LostError(RuntimeError):
-    """Another process of the run is gone, or does not answer."""
+    """Another process of the run has ended, or does not respond."""
 
     def __init__(self, peer: str, what: str = "does not answer: it has ended, or cannot be reached") -> None:
         super().__init__(f"{peer} {what}")
         self.peer, self.what = peer, what
+
+    def fields(self) -> dict[str, Any]:
+        """What it takes to rebuild the error in another process."""
+        return {"kind": "lost", "peer": self.peer, "what": self.what}
 
 
 class RemoteError(Exception):
@@ -46,22 +62,22 @@ class RemoteError(Exception):
         return f"\n{self.args[0]}"
 
 
-def told(error: BaseException) -> dict[str, Any]:
-    """An error as plain values, to be told to another process."""
-    lines = "".join(traceback.format_exception(error))
-    if isinstance(error, StageError):
-        kind = {"stage": error.stage, "replica": error.replica}
-        return {"kind": "stage", **kind, "action": str(error.action), "reason": error.reason, "traceback": lines}
-    if isinstance(error, LostError):
-        return {"kind": "lost", "text": [error.peer, error.what], "traceback": lines}
-    return {"kind": "other", "text": f"{type(error).__name__}: {error}", "traceback": lines}
+def encode_error(error: BaseException) -> dict[str, Any]:
+    """An error as plain data, with its traceback; see `decode_error`."""
+    if isinstance(error, StageError | LostError):
+        fields = error.fields()
+    else:
+        fields = {"kind": "other", "text": f"{type(error).__name__}: {error}"}
+    return {**fields, "traceback": "".join(traceback.format_exception(error))}
 
 
-def heard(report: dict[str, Any], where: str) -> Exception:
-    """The error that another process told of; `where` says which."""
+def decode_error(report: dict[str, Any], where: str) -> Exception:
+    """The error of another process from its plain data; `where` names that process in the message."""
+    if report["kind"] == "lost":
+        return LostError(report["peer"], report["what"])
     if report["kind"] == "stage":
-        action, replica = Action.parse(report["action"]), report["replica"]
-        error: Exception = StageError(report["stage"], action, report["reason"], where, replica)
+        action, reason = Action.parse(report["action"]), report["reason"]
+        error: Exception = StageError(report["stage"], action, None, where, report["replica"], reason=reason)
     else:
         error = RuntimeError(f"{where}: {report['text']}")
     error.__cause__ = RemoteError(report["traceback"])

@@ -1,4 +1,4 @@
-"""The feed: batches out of a loader, numbered, announced to every stage, with the ends of epochs known in time."""
+"""The feed: the batches of a loader, numbered and announced to every stage, with the ends of epochs known in time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
-
 from freewheel.runtime._channels import ClosedError
 from freewheel.runtime._fingerprint import fingerprint
+from freewheel.runtime._tensors import tensors_of
 
 
 class Batch(NamedTuple):
-    """One batch: its number, what the first stage gets, what the last one gets, and its size.
+    """One batch: its number, the input of the first stage, the target of the last, and its number of samples.
 
-    `length` is that of the input's second dimension, the number of time steps if it has any.
+    `length` is the size of the input's second dimension, the number of time steps if it has any.
     """
 
     number: int
@@ -30,7 +28,7 @@ class Batch(NamedTuple):
 
 
 class Announced(Protocol):
-    """What a stage knows of the batches: which there are, and where an epoch ends."""
+    """What a stage knows of the batches: their numbers, and where an epoch ends."""
 
     @property
     def closed(self) -> bool:
@@ -47,9 +45,9 @@ class Announced(Protocol):
 
 
 class Start(NamedTuple):
-    """Where a feed begins: with this batch, in this epoch, whose first batch has the number `first`.
+    """Where a feed begins: at this batch, in this epoch, whose first batch has the number `first`.
 
-    `last` tells what the batch before looked like, where it is of the same epoch.
+    `last` is the fingerprint of the batch before, if it belongs to the same epoch.
     """
 
     batch: int = 0
@@ -59,20 +57,20 @@ class Start(NamedTuple):
 
 
 START = Start()
-LOOK_BACK = 4096  # more batches than are ever under way
+LOOK_BACK = 4096  # more batches than are ever in flight
 
 
 class Feed:
-    """Numbers the batches of `epochs` passes over a loader and tells every stage which of them there are.
+    """Numbers the batches of `epochs` passes over a loader, and announces them to every stage.
 
-    A batch is announced only when it is known whether its epoch goes on, which takes a look at the one after it.
+    A batch is announced once the one after it has been read, so that it is known whether its epoch ends there.
 
     Args:
         loader: The batches.
-        epochs: How many passes.
-        on_batch: Called for each batch that is given out.
-        start: Where to begin; its epoch is iterated from the beginning, and the batches before are dropped.
-        remember: Called at the beginning of each epoch; `place` gives back what it gave.
+        epochs: The number of passes.
+        on_batch: Called for each batch that is pulled.
+        start: Where to begin; its epoch is iterated from the beginning, and earlier batches are dropped.
+        remember: Called at the beginning of each epoch; `place` returns its result.
     """
 
     def __init__(
@@ -89,7 +87,7 @@ class Feed:
         self._remember = remember
         self._start = start
         self._begun: list[tuple[Start, Any]] = []
-        self._looks: deque[tuple[int, str]] = deque(maxlen=LOOK_BACK)  # of the last batches given out
+        self._fingerprints: deque[tuple[int, str]] = deque(maxlen=LOOK_BACK)  # of the last batches
         self._changed = threading.Condition()
         self._announced = start.batch
         self._over = False
@@ -100,11 +98,11 @@ class Feed:
 
     @property
     def announced(self) -> int:
-        """How many batches the stages know of."""
+        """The number of batches announced."""
         return self._announced
 
     def pull(self) -> Batch | None:
-        """The next batch, announced to all stages; None (announced too) when there is none or `stop` was called."""
+        """Announce and return the next batch; None when there is none or `stop` was called."""
         batch = None if self.stopped else next(self._source, None)
         with self._changed:
             if batch is None:
@@ -117,7 +115,7 @@ class Feed:
         if batch is not None:
             self._on_batch()
             if self._remember is not None:
-                self._looks.append((batch.number, fingerprint(batch[1:3])))
+                self._fingerprints.append((batch.number, fingerprint(batch[1:3])))
         return batch
 
     def _begin(self, epoch: int, first: int) -> None:
@@ -125,28 +123,28 @@ class Feed:
             self._begun.append((Start(first, epoch, first), self._remember()))
 
     def place(self, batches: int) -> tuple[Start, Any]:
-        """Where a feed must begin to go on after so many batches, and what was remembered there.
+        """Where a feed must begin to continue after this many batches, and the result of `remember` there.
 
-        It is asked by the thread that pulls, and never for fewer batches than the time before.
+        Only the thread that pulls may call it, and never with fewer batches than the time before.
         """
         assert self._remember is not None
         self.forget(batches)
         start, remembered = self._begun[0] if self._begun else (self._start, self._remember())
         if self.is_cut(batches - 1) and start.first < batches:  # the next epoch has not begun: nothing has been drawn
             return Start(batches, start.epoch + 1, batches), self._remember()
-        return start._replace(batch=batches, last=dict(self._looks).get(batches - 1, "")), remembered
+        return start._replace(batch=batches, last=dict(self._fingerprints).get(batches - 1, "")), remembered
 
     def forget(self, batches: int) -> None:
-        """Nobody will ask for a place before so many batches."""
+        """Drop what `place` would need for fewer batches than this."""
         while len(self._begun) > 1 and self._begun[1][0].first <= batches:
             del self._begun[0]
 
     def stop(self) -> None:
-        """Gives out no further batch: the pipeline drains what it has."""
+        """Pull no further batch: the pipeline drains."""
         self.stopped = True
 
     def finish(self) -> None:
-        """Announces no further batch."""
+        """Announce no further batch."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -157,7 +155,7 @@ class Feed:
         return self._closed
 
     def close(self) -> None:
-        """Wakes and turns away every stage that waits."""
+        """Wake every stage that waits; each gives up."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -165,7 +163,7 @@ class Feed:
     def numbers(self, number: int = 0) -> Iterator[int]:
         """The batch numbers from this one on, each as soon as it is announced.
 
-        Where one is not, it waits for the thread that delivers batches, or delivers one itself if told how.
+        Where one is not, it waits for the thread that delivers batches; under `on_demand` it delivers one itself.
         """
         while True:
             if self._pump is not None and self._announced <= number and not self._over:
@@ -181,7 +179,7 @@ class Feed:
             number += 1
 
     def on_demand(self, deliver: Callable[[], object]) -> None:
-        """From now on, whoever needs a batch that is not announced calls this: for a run in one thread."""
+        """Call this where a batch is needed that has not been announced: for a run in one thread."""
         self._pump = deliver
 
     def is_cut(self, number: int) -> bool:
@@ -195,42 +193,37 @@ def _batches(
     number = start.first
     for epoch in range(start.epoch, epochs):
         on_epoch(epoch, number)
-        waiting: Batch | None = None
+        pending: Batch | None = None
         for item in loader:
-            if waiting is not None and waiting.number >= start.batch:
-                yield waiting
-            waiting = _batch(number, item)
+            if pending is not None and pending.number >= start.batch:
+                yield pending
+            pending = _batch(number, item)
             number += 1
-            if number == start.batch and start.last not in ("", fingerprint(waiting[1:3])):
+            if number == start.batch and start.last not in ("", fingerprint(pending[1:3])):
                 warnings.warn(
-                    f"loader gives another batch {number - 1} than before the checkpoint: it goes on, but not to the "
-                    "same bits; the data and their order must be the same, and drawn from torch's, Python's or NumPy's "
-                    "generators",
+                    f"loader gives a different batch {number - 1} than before the checkpoint: training continues, but "
+                    "not to the same bits; the data and their order must be the same, and drawn from torch's, Python's "
+                    "or NumPy's generators",
                     stacklevel=2,
                 )
-        if waiting is None:
-            again = (
-                " a second time: give a loader that can be iterated once per epoch (a list, a DataLoader)"
-                if epoch
-                else ""
-            )
-            raise ValueError(f"loader gave no batches{again}" + ("" if epoch else ": it is empty"))
-        if waiting.number < start.batch:
+        if pending is None:
+            again = " a second time: give a loader that can be iterated once per epoch (a list, a DataLoader)"
+            raise ValueError(f"loader gave no batches{again if epoch else ': it is empty'}")
+        if pending.number < start.batch:
             raise ValueError(
                 f"loader gave {number - start.first} batches in epoch {epoch + 1}, which had more before batch "
-                f"{start.batch}, where it goes on: give the loader that the run began with"
+                f"{start.batch}, where the checkpoint is: give the loader that the run began with"
             )
-        yield waiting._replace(cut=True)
+        yield pending._replace(cut=True)
 
 
 def _batch(number: int, item: Any) -> Batch:
-    if not isinstance(item, (tuple, list)) or len(item) != 2:
-        came = (
-            f"{type(item).__name__} of length {len(item)}" if isinstance(item, (tuple, list)) else type(item).__name__
-        )
-        raise TypeError(f"loader gave a {came} as batch {number}: it must give pairs (input, target)")
+    pair = isinstance(item, (tuple, list))
+    if not pair or len(item) != 2:
+        kind = type(item).__name__ + (f" of length {len(item)}" if pair else "")
+        raise TypeError(f"loader gave a {kind} as batch {number}: it must give pairs (input, target)")
     x, target = item
-    tensors = [t for t in tree_leaves(x) if isinstance(t, Tensor)]
+    tensors = tensors_of(x)
     if not tensors:
         raise TypeError(f"loader gave an input without any tensor as batch {number} ({type(x).__name__})")
     size = tensors[0].shape[0] if tensors[0].dim() else 1

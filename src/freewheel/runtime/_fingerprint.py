@@ -1,4 +1,4 @@
-"""Telling batches apart, at little cost: whether a loader gives once more what it gave before."""
+"""Fingerprints of batches: a cheap check that a loader repeats what it gave before."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-SAMPLE = 512  # elements that are looked at, from the beginning of each tensor
+SAMPLE = 512  # elements, from the beginning of each tensor
 
 
 def fingerprint(tree: Any) -> str:
-    """A short text that differs where the shapes, types or first elements of the tensors do.
+    """A short text that differs if the shapes, types or first elements of the tensors do.
 
     Example:
         >>> fingerprint(torch.zeros(3)) == fingerprint(torch.zeros(3)), fingerprint(torch.zeros(3)) == fingerprint(0)

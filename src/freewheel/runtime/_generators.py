@@ -1,4 +1,4 @@
-"""The process-wide generators that a loader draws from: seeded for a run, remembered and recalled for checkpoints."""
+"""The process-wide generators that a loader draws from: seeded for a run, saved and restored for checkpoints."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from torch.utils.data import DataLoader
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A loader that can tell where it is, and go there again."""
+    """A loader that can save and restore its position."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is."""
+        """Its position."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes there again."""
+        """Go to a saved position."""
         ...
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Inside, the process-wide generators start from this seed; afterwards they are as they were."""
+    """A context in which the process-wide generators start from this seed; they are restored afterwards."""
     before = _generators()
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
@@ -41,23 +41,24 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def remember(loader: Any) -> dict[str, Any]:
-    """Everything that the next pass over a loader draws from, as plain data."""
+    """The state of every generator that the next pass over a loader draws from, as plain data."""
+    stateful = _stateful(loader)
     return {
         **_generators(),
         "own": [generator.get_state() for generator in _own(loader)],
-        "loader": loader.state_dict() if isinstance(loader, Stateful) else None,
+        "loader": None if stateful is None else stateful.state_dict(),
     }
 
 
 def recall(loader: Any, remembered: dict[str, Any]) -> None:
-    """Makes the next pass over a loader draw the same once more."""
-    own = _own(loader)
-    if len(own) != len(remembered["own"]) or isinstance(loader, Stateful) != (remembered["loader"] is not None):
-        raise ValueError("loader is of another kind than the one that the run began with: give the same")
+    """Restore what `remember` returned, so that the next pass over a loader draws the same."""
+    own, stateful = _own(loader), _stateful(loader)
+    if len(own) != len(remembered["own"]) or (stateful is None) != (remembered["loader"] is None):
+        raise ValueError("loader is of another kind than the one that the run began with: give the same kind")
     for generator, state in zip(own, remembered["own"]):
         generator.set_state(state)
-    if isinstance(loader, Stateful):
-        loader.load_state_dict(remembered["loader"])
+    if stateful is not None:
+        stateful.load_state_dict(remembered["loader"])
     _set_generators(remembered)
 
 
@@ -76,8 +77,12 @@ def _set_generators(states: dict[str, Any]) -> None:
         numpy.random.set_state(states["numpy"])
 
 
+def _stateful(loader: Any) -> Stateful | None:
+    return loader if isinstance(loader, Stateful) else None
+
+
 def _own(loader: Any) -> list[torch.Generator]:
-    """The generators that a DataLoader has for itself alone."""
+    """The generators that belong to a DataLoader."""
     if not isinstance(loader, DataLoader):
         return []
     batches = loader.batch_sampler

@@ -1,12 +1,12 @@
-"""Wires between hosts: packets of bytes, sent and asked for without blocking through torch.distributed.
+"""Wires between hosts: packets of bytes, sent and received without blocking through torch.distributed.
 
 ::
 
-    packet   | header (64 bytes) | tensors, as their layout says |
+    packet   | header (64 bytes) | tensors, in their layout |
     header   0: a message        1: the layout changes; its text follows, then a packet of the new size
 
-Both ends know the size of the next packet, so that the receiver asks for it beforehand and it arrives while the stage
-computes. The sender has as many packets as the wire's capacity, and waits only when all are on their way.
+Both ends know the size of the next packet. So the receiver posts the receive in advance, and the packet arrives while
+the stage computes. The sender has as many packets as the wire's capacity, and waits only when all are in flight.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MESSAGE, _LAYOUT = 0, 1
 
 
 class _End:
-    """One end of a wire: a group, the other rank, and a tag that tells wires apart."""
+    """One end of a wire: a group, the other rank, and the tag of the wire."""
 
     def __init__(self, group: Any, rank: int, tag: int, peer: str) -> None:
         self._group, self._rank, self._tag, self._peer = group, rank, tag, peer
@@ -34,14 +34,14 @@ class _End:
         self._closed = False
 
     def close(self) -> None:
-        """Nobody waits here again; who waits now is left alone, since gloo has no way to wake him."""
+        """Let no thread wait here again; gloo cannot wake one that waits now."""
         self._closed = True
 
     def release(self) -> None:
-        """Gives back what it holds of the system: the group does, with its last wire."""
+        """Nothing to free: the group closes with its last wire."""
 
     def _packet(self) -> Tensor:
-        """Room for a header and what the layout says."""
+        """An empty packet of the current layout."""
         return torch.zeros(_HEADER + (self._layout.size if self._layout else 0), dtype=torch.uint8)
 
     def _wait(self, work: Any) -> None:
@@ -60,14 +60,14 @@ class GlooSender(_End):
         super().__init__(group, rank, tag, peer)
         self._capacity = capacity
         self._node: Node | None = None
-        self._under_way: deque[tuple[Any, Tensor]] = deque()
+        self._in_flight: deque[tuple[Any, Tensor]] = deque()
         self._spare: Tensor | None = None
 
     def put(self, item: Any) -> None:
-        """Copies an item into a packet and sends it off, waiting while too many are on their way."""
+        """Copy an item into a packet and send it, waiting while too many are in flight."""
         node, tensors = described(item)
-        while len(self._under_way) >= self._capacity:
-            work, packet = self._under_way.popleft()
+        while len(self._in_flight) >= self._capacity:
+            work, packet = self._in_flight.popleft()
             self._wait(work)
             self._spare = packet
         if node != self._node:
@@ -81,14 +81,14 @@ class GlooSender(_End):
         self._send(packet)
 
     def flush(self) -> None:
-        """Waits until everything has arrived."""
-        while self._under_way:
-            self._wait(self._under_way.popleft()[0])
+        """Wait until everything has arrived."""
+        while self._in_flight:
+            self._wait(self._in_flight.popleft()[0])
 
     def close(self) -> None:
-        """Nobody waits here again."""
+        """Let no thread wait here again."""
         super().close()
-        self._under_way.clear()
+        self._in_flight.clear()
 
     def _change(self, node: Node) -> None:
         notice, layout = self._packet(), Layout(node)
@@ -102,7 +102,7 @@ class GlooSender(_End):
         if self._closed:
             raise ClosedError
         try:
-            self._under_way.append((self._group.send([packet], self._rank, self._tag), packet))
+            self._in_flight.append((self._group.send([packet], self._rank, self._tag), packet))
         except RuntimeError as error:
             raise LostError(self._peer) from error
 
@@ -112,31 +112,31 @@ class GlooReceiver(_End):
 
     def __init__(self, group: Any, rank: int, tag: int, peer: str) -> None:
         super().__init__(group, rank, tag, peer)
-        self._asked: Any = None
+        self._posted: Any = None
         self._buffer = self._packet()
-        self._ask()
+        self._post()
 
     def get(self) -> Any:
         """The next item, in memory of its own."""
         while True:
-            self._wait(self._asked)
+            self._wait(self._posted)
             kind, length = self._buffer[:16].view(torch.int64).tolist()
             if kind == _MESSAGE:
                 break
             text = torch.empty(length, dtype=torch.uint8)
-            self._wait(self._request(text))
+            self._wait(self._receive(text))
             self._layout = Layout.read(bytes(text.tolist()).decode())
             self._buffer = self._packet()
-            self._ask()
+            self._post()
         assert self._layout is not None
         item = self._layout.take(self._buffer[_HEADER:])
-        self._ask()
+        self._post()
         return item
 
-    def _ask(self) -> None:
-        self._asked = self._request(self._buffer)
+    def _post(self) -> None:
+        self._posted = self._receive(self._buffer)
 
-    def _request(self, packet: Tensor) -> Any:
+    def _receive(self, packet: Tensor) -> Any:
         try:
             return self._group.recv([packet], self._rank, self._tag)
         except RuntimeError as error:

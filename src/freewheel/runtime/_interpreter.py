@@ -1,4 +1,4 @@
-"""The interpreter of plans: it runs one stage's stream of actions, on every runtime.
+"""The interpreter of plans: it runs the actions of one stage, on every runtime.
 
 A runtime only decides who calls `execute` (one thread for all stages, or one each) and what the channels are.
 """
@@ -22,7 +22,7 @@ from freewheel.runtime._errors import StageError
 from freewheel.runtime._feed import Announced
 from freewheel.runtime._layout import compact
 from freewheel.runtime._losses import Losses
-from freewheel.runtime._pieces import cut_in_samples, cut_in_time
+from freewheel.runtime._micro_batches import split_samples, split_time
 from freewheel.runtime._replicas import Peers
 from freewheel.runtime._straggler import Straggler
 from freewheel.stage import Stage, Verbs, load_buffers
@@ -31,8 +31,8 @@ NOT_FINITE = "lower the learning rate, clip gradients (clip=1.0), or look for br
 
 
 @dataclass
-class Part:
-    """What one stage gives to a cut: the network after a number of batches; or where it has saved itself then."""
+class Snapshot:
+    """One stage's contribution to a cut, after a number of batches; or the file that it has saved itself to then."""
 
     stage: int
     batches: int
@@ -43,11 +43,11 @@ class Part:
     updates: int = 0  # since the cut before
     saved: tuple[File, ...] = ()  # for a checkpoint: the files that it has written
     replica: int = 0
-    layers: dict[str, tuple[int, int, float]] = field(default_factory=dict)  # updates begun, done, staleness: of races
+    layers: dict[str, tuple[int, int, float]] = field(default_factory=dict)  # of races: updates begun, done, staleness
 
     @property
     def counts(self) -> Counts:
-        """What the stage has counted since the cut before."""
+        """The counts of the stage since the cut before."""
         return Counts(self.busy, self.gaps, self.updates, self.losses)
 
 
@@ -60,10 +60,10 @@ class Interpreter:
         inputs: Where the first stage finds its batches.
         targets: Where a stage that gets them finds its targets.
         links: The channels to the neighbours and to the other replicas, by the op that uses them.
-        on_part: Gets this stage's part of every cut.
-        states: Whether the parts hold a copy of the stage's state.
-        saver: Writes the stage's part of checkpoints.
-        restart: The checkpoint that the run goes on from.
+        on_snapshot: Called with this stage's snapshot at every cut.
+        states: Whether snapshots hold a copy of the stage's state.
+        writer: Writes the stage's file of checkpoints.
+        checkpoint: The checkpoint to resume from.
     """
 
     def __init__(
@@ -74,27 +74,27 @@ class Interpreter:
         inputs: Receiver | None,
         targets: Receiver | None,
         links: Mapping[Op, Any],
-        on_part: Callable[[Part], None],
+        on_snapshot: Callable[[Snapshot], None],
         states: bool,
-        saver: CheckpointWriter | None = None,
-        restart: Checkpoint | None = None,
+        writer: CheckpointWriter | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self.stage = stage
-        self._saver, self._restart = saver, restart
-        stage.retains = saver is not None
+        self._writer, self._checkpoint = writer, checkpoint
+        stage.retains = writer is not None
         self._feed, self._inputs, self._targets, self._links = feed, inputs, targets, links
-        self._on_part, self._states = on_part, states
+        self._on_snapshot, self._states = on_snapshot, states
         self._schedule = stage.schedule
         self._straggler = Straggler.of(stage)
         self._received: dict[Unit, Any] = {}  # activations, and at the first stage the batches
         self._expected: dict[Unit, tuple[Any, int, float]] = {}  # targets, sizes and shares of the replica's samples
         self._weight = 1.0  # of the batch that is being forwarded: the share of it that these samples are
         self._activation: Any = None  # to send
-        self._resent: deque[Any] = deque()  # messages that were in flight at a checkpoint
-        flying = in_flight(self._schedule, stage.index, 1 + self._schedule.credit.lag) if saver else ()
+        self._resend: deque[Any] = deque()  # messages that were in flight at the checkpoint
+        flying = in_flight(self._schedule, stage.index, 1 + self._schedule.credit.lag) if writer else ()
         most = Counter(action.op for action in flying)
         # Messages that may be in flight, for checkpoints.
-        self._sent: dict[Op, deque[tuple[Unit, Any]]] = {op: deque(maxlen=count) for op, count in most.items()}
+        self._in_flight: dict[Op, deque[tuple[Unit, Any]]] = {op: deque(maxlen=count) for op, count in most.items()}
         self._busy, self._gaps, self._updates, self._losses = 0.0, 0, 0, Losses(stage)
         self.doing: tuple[Action, float] | None = None  # the work under way, and since when
         self._seen: dict[int, int] = {}  # batch -> version that its forward saw
@@ -109,12 +109,12 @@ class Interpreter:
 
     def actions(self) -> Iterator[Action]:
         """The stage's stream, for as many batches as the feed announces."""
-        if self._restart is not None:
-            return self._resume(self._restart)
+        if self._checkpoint is not None:
+            return self._resume(self._checkpoint)
         return stream(self._schedule, self.stage.index, self._feed.numbers())
 
     def _resume(self, checkpoint: Checkpoint) -> Iterator[Action]:
-        """The rest of a stream that a checkpoint has cut, after everything in flight is restored."""
+        """The rest of a stream after a checkpoint; everything in flight is restored first."""
         stage, schedule, batches = self.stage, self._schedule, checkpoint.manifest.batches
         snapshot = checkpoint.snapshot(stage.index, stage.replica)
         if snapshot.buffers is not None:
@@ -127,19 +127,19 @@ class Interpreter:
             return
         stage.restore(snapshot.pending)
         self._seen = snapshot.seen
-        self._resent.extend(stage.decode(message) for _, _, message in snapshot.sent)
+        self._resend.extend(stage.decode(message) for _, _, message in snapshot.sent)
         yield from (Action(Op(f"{letter}>"), batch, None, micro) for letter, (batch, micro), _ in snapshot.sent)
         yield from rest(schedule, stage.index, batches, self._feed.numbers(batches - 1))
 
     def ready(self, action: Action) -> bool:
-        """Whether `execute` would not have to wait."""
+        """Whether `execute` would not wait."""
         channel = self._links.get(action.op)
         if not isinstance(channel, Channel | Peers):
             return True
         return channel.has_item if action.op.is_receive else channel.has_room
 
     def run(self) -> None:
-        """Executes the whole stream, waiting where it must; gives up at the next action once the run is closed."""
+        """Execute the whole stream, waiting where needed; give up at the next action once the run is closed."""
         if self.stage.device.type == "cuda":
             torch.cuda.set_device(self.stage.device)  # a thread begins without a GPU of its own
         for action in self.actions():
@@ -148,7 +148,7 @@ class Interpreter:
             self.execute(action)
 
     def execute(self, action: Action) -> None:
-        """Does one action."""
+        """Execute one action."""
         op, unit = action.op, action.unit
         if not op.is_compute:
             self._exchange(op, unit)
@@ -174,36 +174,34 @@ class Interpreter:
             self._after(action.batch)
 
     def _exchange(self, op: Op, unit: Unit) -> None:
-        """Sends or receives one message."""
+        """Send or receive one message."""
         if op.is_receive:
             self._verbs[op](unit, self._links[op].get())
             return
-        message = self._resent.popleft() if self._resent else self._verbs[op](unit)
-        if op in self._sent:
-            self._sent[op].append((unit, message))
+        message = self._resend.popleft() if self._resend else self._verbs[op](unit)
+        if op in self._in_flight:
+            self._in_flight[op].append((unit, message))
         self._links[op].put(message)
 
     def _after(self, batch: int) -> None:
-        """Gives this stage's part where a cut is due, and where a checkpoint is."""
+        """Take a snapshot where a cut is due, and where a checkpoint is."""
         ends = self._feed.is_cut(batch)
         if ends:
-            self._on_part(self.part(batch + 1, until=batch + 1))
-        if self._saver is not None and self._saver.due(batch + 1, epoch_ends=ends):
-            self._on_part(self._save(self._saver, batch + 1))
+            self._on_snapshot(self.snapshot(batch + 1, until=batch + 1))
+        if self._writer is not None and self._writer.due(batch + 1, epoch_ends=ends):
+            self._on_snapshot(self._save(self._writer, batch + 1))
 
     def _fetch(self, batch: int) -> None:
-        """Takes a batch from the feed, in micro-batches: its input at the first stage, its target where it is told."""
+        """Take a batch from the feed, in micro-batches: the input at the first stage, the target where it is used."""
         along, micro = self._schedule.along, self._schedule.micro
         if self._inputs is not None:
             x, size = self._inputs.get()
-            pieces = cut_in_time(x, size, micro, "input") if along else cut_in_samples(x, size, micro, "input")
+            pieces = split_time(x, size, micro, "input") if along else split_samples(x, size, micro, "input")
             for j, (piece, _, _) in enumerate(pieces):
                 self._received[batch, j] = piece
         if self._targets is not None:
             y, size, length, self._weight = self._targets.get()
-            pieces = (
-                cut_in_time(y, size, micro, "target", length) if along else cut_in_samples(y, size, micro, "target")
-            )
+            pieces = split_time(y, size, micro, "target", length) if along else split_samples(y, size, micro, "target")
             for j, piece in enumerate(pieces):
                 self._expected[batch, j] = piece
 
@@ -220,7 +218,7 @@ class Interpreter:
             raise FloatingPointError(f"the loss is {out.item()}: {NOT_FINITE}")
 
     def _take_activation(self, unit: Unit) -> Any:
-        """The activation to send, which from here on belongs to the neighbour alone."""
+        """The activation to send; this stage does not use it any more."""
         message, self._activation = compact(self._activation), None
         return message
 
@@ -228,27 +226,27 @@ class Interpreter:
         self._gaps += self.stage.version - self._seen.pop(batch)
         self._updates += 1
 
-    def part(self, batches: int, *, state: bool = False, until: int | None = None) -> Part:
-        """This stage's part of the cut after a number of batches; what it counts starts anew.
+    def snapshot(self, batches: int, *, state: bool = False, until: int | None = None) -> Snapshot:
+        """This stage's snapshot after a number of batches; its counts are reset.
 
-        Losses of batch `until` and later ones stay for the cuts to come.
+        Losses of batch `until` and later ones are retained for later cuts.
         """
         stage = self.stage
         copy = stage.state() if (self._states or state) and stage.replica == 0 else None
-        losses = self._losses.take(until)
-        part = Part(stage.index, batches, self._busy, self._gaps, losses, copy, self._updates, replica=stage.replica)
+        counts = self._busy, self._gaps, self._losses.take(until)
+        taken = Snapshot(stage.index, batches, *counts, copy, self._updates, replica=stage.replica)
         self._busy, self._gaps, self._updates = 0.0, 0, 0
-        return part
+        return taken
 
-    def _save(self, saver: CheckpointWriter, batches: int) -> Part:
-        """Write this stage's snapshot right after its update with the last of `batches` batches; no stage waits."""
+    def _save(self, writer: CheckpointWriter, batches: int) -> Snapshot:
+        """Write the stage and what it has in flight after its update number `batches` - 1; no other stage waits."""
         stage = self.stage
-        assert not {**self._received, **self._expected}, "a batch is forwarded in part"
+        assert not {**self._received, **self._expected}, "a batch is half forwarded"
         flying = in_flight(self._schedule, stage.index, batches, batches + len(self._seen))
-        held = {(op, unit): message for op, each in self._sent.items() for unit, message in each}
+        held = {(op, unit): message for op, each in self._in_flight.items() for unit, message in each}
         units = [(action.op, action.unit) for action in flying]
-        assert held.keys() >= set(units), "a message in flight was not held on to"
+        assert held.keys() >= set(units), "a message in flight was not retained"
         sent = [(op.channel, unit, stage.encode(held[op, unit])) for op, unit in units]
-        counts = Counts(self._busy, self._gaps, self._updates, *self._losses.apart(batches))
-        file = saver.write(batches, StageSnapshot.of(stage, saver.names[stage.index], counts, self._seen, sent))
-        return Part(stage.index, batches, 0.0, 0, saved=(file,), replica=stage.replica)
+        counts = Counts(self._busy, self._gaps, self._updates, *self._losses.split(batches))
+        file = writer.write(batches, StageSnapshot.of(stage, writer.names[stage.index], counts, self._seen, sent))
+        return Snapshot(stage.index, batches, 0.0, 0, saved=(file,), replica=stage.replica)

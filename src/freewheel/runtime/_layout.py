@@ -1,8 +1,7 @@
-"""How a tree of tensors lies in a packet: its layout as text, and its tensors as bytes.
+"""Messages as bytes: a layout, as text, and the contents of the tensors.
 
-A layout holds everything of a message but the tensors' contents: structure, shapes, strides, types, and plain values.
-Two messages with the same layout differ in bytes only, so that it is sent once, and again only when it changes. It is
-written as JSON; nothing is pickled, and nothing that arrives is run.
+A layout holds everything of a message but the contents of its tensors: structure, shapes, strides, types, and plain
+values. It is sent once, and again only when it changes. It is JSON: nothing is pickled, nothing received is executed.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +20,14 @@ from freewheel.tangents import Dual
 ALIGNMENT = 64
 _NAMED: dict[str, Any] = {"Dual": Dual}  # named tuples that may travel
 _MAPS: dict[str, Any] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+# Plain values, and what makes them of subclasses such as enumerations.
+_PLAIN: Any = ((NoneType, lambda none: None), (bool, bool), (str, str.__str__), (int, int), (float, float))
 
 Node = tuple[Any, ...]
 
 
 class Slot(NamedTuple):
-    """Where a tensor lies in a packet."""
+    """The place of a tensor in a packet."""
 
     start: int
     dtype: torch.dtype
@@ -35,7 +37,7 @@ class Slot(NamedTuple):
 
 
 class Layout:
-    """A layout ready to be used: where each tensor lies, and how the tree is built again.
+    """The place of each tensor in a packet, and how the tree is rebuilt.
 
     Example:
         >>> node, tensors = described({"h": torch.ones(2, 3), "ids": [1, None]})
@@ -65,36 +67,36 @@ class Layout:
 
     @classmethod
     def read(cls, text: str) -> Layout:
-        """The layout that a text stands for."""
+        """The layout of a JSON text."""
         return cls(_as_tuples(json.loads(text)))
 
     def views(self, packet: Tensor) -> list[Tensor]:
-        """The places of the tensors in a packet of bytes, each in one dimension."""
+        """The tensors of a packet of bytes, each flat."""
         ends = [slot.start + slot.span * slot.dtype.itemsize for slot in self._slots]
         return [packet[slot.start : end].view(slot.dtype) for slot, end in zip(self._slots, ends)]
 
     def write(self, packet: Tensor, tensors: Sequence[Tensor]) -> None:
-        """Copies tensors into a packet."""
+        """Copy tensors into a packet."""
         fill(self.views(packet), tensors)
 
     def take(self, packet: Tensor) -> Any:
-        """The tree in a packet, in memory of its own."""
+        """A copy of the tree in a packet."""
         return self.rebuilt(self.views(packet))
 
     def rebuilt(self, views: Sequence[Tensor]) -> Any:
-        """The tree of the tensors in these places, in memory of its own."""
+        """A copy of the tree whose flat tensors these are."""
         pairs = zip(views, self._slots)
         return _built(self.node, iter([v.clone().as_strided(slot.shape, slot.stride) for v, slot in pairs]))
 
 
 def fill(views: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copies tensors into their places in a packet."""
+    """Copy tensors into their places in a packet."""
     for view, tensor in zip(views, tensors):
         view.copy_(tensor.detach().as_strided((view.numel(),), (1,), int(tensor.storage_offset())))
 
 
 def described(tree: Any) -> tuple[Node, list[Tensor]]:
-    """The layout of a tree, as nested tuples that can be compared, and its tensors in order.
+    """The layout of a tree, as nested tuples, and its tensors in order.
 
     Example:
         >>> described((torch.zeros(2), 3))[0]
@@ -110,45 +112,43 @@ def _described(tree: Any, tensors: list[Tensor]) -> Node:
             raise TypeError(f"a {tree.layout} tensor cannot travel between processes: make it dense (to_dense)")
         tensors.append(tree)
         return "tensor", str(tree.dtype).removeprefix("torch."), tuple(tree.shape), tree.stride()
-    if tree is None or isinstance(tree, (bool, str)):
-        return "plain", tree
-    if isinstance(tree, (int, float)):
-        return "plain", int(tree) if isinstance(tree, int) else float(tree)
-    if type(tree) in (list, tuple):
-        return type(tree).__name__, *[_described(part, tensors) for part in tree]
-    name = "dict" if type(tree) is defaultdict else type(tree).__name__
-    if isinstance(tree, dict) and name in _MAPS and all(type(key) in (int, str) for key in tree):
-        return name, tuple(tree), *[_described(part, tensors) for part in tree.values()]
-    if _NAMED.get(name) is type(tree):
-        return name, *[_described(part, tensors) for part in tree]
+    plain = next((convert for kind, convert in _PLAIN if isinstance(tree, kind)), None)
+    if plain is not None:
+        return "plain", plain(tree)
+    kind = dict if type(tree) is defaultdict else type(tree)
+    name = kind.__name__
+    if kind in (list, tuple) or _NAMED.get(name) is kind:
+        return name, *[_described(child, tensors) for child in tree]
+    if _MAPS.get(name) is kind and all(type(key) in (int, str) for key in tree):
+        return name, tuple(tree), *[_described(child, tensors) for child in tree.values()]
     raise TypeError(
         f"a {name} cannot travel between processes: pass on tensors, numbers, text, and tuples, lists and dicts of them"
     )
 
 
 def _built(node: Node, tensors: Iterator[Tensor]) -> Any:
-    kind, *parts = node
+    kind, *children = node
     if kind == "tensor":
         return next(tensors)
     if kind == "plain":
-        return parts[0]
+        return children[0]
     if kind in _MAPS:
-        keys, *values = parts
+        keys, *values = children
         return _MAPS[kind]({key: _built(value, tensors) for key, value in zip(keys, values)})
-    built = [_built(part, tensors) for part in parts]
+    built = [_built(child, tensors) for child in children]
     if kind in _NAMED:
         return _NAMED[kind](*built)
     return built if kind == "list" else tuple(built)
 
 
 def _leaves(node: Node) -> Iterator[Any]:
-    """What is known of each tensor, in order."""
-    kind, *parts = node
+    """Type, shape and stride of each tensor, in order."""
+    kind, *children = node
     if kind == "tensor":
-        yield parts
+        yield children
     elif kind != "plain":
-        for part in parts[1:] if kind in _MAPS else parts:
-            yield from _leaves(part)
+        for child in children[1:] if kind in _MAPS else children:
+            yield from _leaves(child)
 
 
 def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
@@ -158,13 +158,13 @@ def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 
 def _as_tuples(value: Any) -> Any:
-    return tuple(_as_tuples(part) for part in value) if isinstance(value, list) else value
+    return tuple(_as_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def compact(tree: Any) -> Any:
-    """The same tree; a tensor that is a small part of a large one gets memory of its own.
+    """The same tree; a tensor that is a sparse view of a larger one is copied.
 
-    Every runtime does this to what it hands over, so that all of them compute on tensors of the same strides.
+    Every runtime does this to messages, so that all compute on tensors of the same strides.
 
     Example:
         >>> compact(torch.zeros(4, 100, 3)[:, -1]).stride(), compact(torch.zeros(4, 3).t()).stride()
@@ -174,9 +174,9 @@ def compact(tree: Any) -> Any:
         sparse = tree.layout is torch.strided and _span(tree.shape, tree.stride()) > 4 * tree.numel()
         return tree.contiguous() if sparse else tree
     if type(tree) is dict:
-        return {key: compact(part) for key, part in tree.items()}
+        return {key: compact(child) for key, child in tree.items()}
     if type(tree) in (list, tuple):
-        return type(tree)([compact(part) for part in tree])
+        return type(tree)([compact(child) for child in tree])
     if type(tree) in _NAMED.values():
-        return type(tree)(*[compact(part) for part in tree])
+        return type(tree)(*[compact(child) for child in tree])
     return tree

@@ -1,4 +1,4 @@
-"""The caller's side of a run of several processes: feeding, cuts, and the stages' last states."""
+"""The calling process of a run with several processes: feeding, cuts, and the final states of the stages."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ import threading
 from collections.abc import Callable, Mapping
 
 from freewheel._cores import intra_op_threads
-from freewheel.runtime._channels import ClosedError, Receiver, Sender
-from freewheel.runtime._errors import LostError, in_words
-from freewheel.runtime._interpreter import Interpreter, Part
+from freewheel.runtime._channels import SHUTDOWN_SECONDS, ClosedError, Receiver, Sender
+from freewheel.runtime._errors import LostError
+from freewheel.runtime._interpreter import Interpreter, Snapshot
 from freewheel.runtime._run import Outcome, Run, cut_of
-from freewheel.runtime._threads import Events, attend
-from freewheel.runtime._wiring import announcement, close_all, release_all, unpacked
-
-GRACE_SECONDS = 2.0  # for threads that have been told to end
+from freewheel.runtime._threads import Event, Events, supervise
+from freewheel.runtime._wiring import SNAPSHOT, announcement, close_all, decode_snapshot, release_all
 
 
 class Lead:
-    """Feeds stages elsewhere and collects what they give.
+    """Feeds the stages of other processes and collects their snapshots.
 
     Args:
         run: The run.
         senders: This process's ends of wires, by name.
         receivers: Likewise.
-        own: Senders that stand for wires within this process, by name, where it has a stage itself.
+        on_lost: Called when a wire is found closed; ends the run by default.
+        own: The channels to a stage in this process, by name.
     """
 
     def __init__(
@@ -32,103 +31,90 @@ class Lead:
         run: Run,
         senders: Mapping[str, Sender],
         receivers: Mapping[str, Receiver],
+        *,
+        on_lost: Callable[[LostError], None] | None = None,
         own: Mapping[str, Sender] | None = None,
     ) -> None:
         self._run, self._senders, self._receivers = run, senders, receivers
+        self._on_lost = on_lost or self.end
         self._every = {**senders, **(own or {})}
         self._announce = [sender for name, sender in senders.items() if name.startswith("announce")]
         self.events: Events = queue.SimpleQueue()
-        self._last: list[Part] = []
+        self._last: list[Snapshot] = []
         self._listeners: list[threading.Thread] = []
-        run.complete = self.events.put
+        run.on_complete = lambda cut: self.events.put(Event(cut=cut))
 
     def deliver(self) -> bool:
-        """Takes a batch to the stages that need it, and its number to all."""
+        """Send a batch to the stages that need it, and its number to all."""
         batch = self._run.feed.pull()
         if batch is None:
             self._announce_to_all(-1, False)
             return False
         self._announce_to_all(batch.number, batch.cut)
-        self._run.hand_out(batch, self._every)
+        self._run.distribute(batch, self._every)
         return True
 
-    def attend(self, working: int, own: Interpreter | None = None) -> Outcome:
-        """Feeds and listens until so many stages have finished; `own` is the one in this process.
+    def supervise(self, own: Interpreter | None = None) -> Outcome:
+        """Feed and listen until all stages have finished; `own` is the one in this process.
 
         Where `on_cut` asks to stop, no further batch is announced, and the pipeline drains.
         """
         for name, receiver in self._receivers.items():
-            if name.startswith("part"):
+            if name.startswith(SNAPSHOT):
                 thread = threading.Thread(target=self._listen, args=(receiver,), name=f"freewheel-{name}", daemon=True)
                 self._listeners.append(thread)
                 thread.start()
         with intra_op_threads(self._run.threads):
-            stopped_at, working = attend(self.events, self.deliver, self._run.on_cut, working=working)
+            stopped_at, working = supervise(self.events, self.deliver, self._run.on_cut, working=self._run.size)
             if stopped_at is not None:
                 self._run.feed.finish()
                 self._announce_to_all(-1, False)
-                attend(self.events, lambda: False, lambda cut: False, working=working)
+                supervise(self.events, lambda: False, lambda cut: False, working=working)
         if own is not None:
-            self.finished(own.part(self._run.feed.announced, state=True))
+            self._last.append(own.snapshot(self._run.feed.announced, state=True))
         return Outcome(stopped_at, cut_of(self._last))
 
     def _announce_to_all(self, number: int, cut: bool) -> None:
         for sender in self._announce:
             sender.put(announcement(number, cut))
 
-    def finished(self, part: Part) -> None:
-        """A stage has done all its batches, and is in this state."""
-        self._last.append(part)
-
-    def fail(self, error: BaseException) -> None:
-        """Ends the run with an error."""
-        self.events.put(error)
+    def end(self, error: BaseException) -> None:
+        """End the run with an error."""
+        self.events.put(Event(error=error))
         self.close()
 
     def close(self) -> None:
-        """Turns away everyone who waits here."""
+        """Stop every thread that waits in this process."""
         self._run.feed.close()
         close_all(self._senders, self._receivers)
 
-    def end(self) -> None:
-        """Closes and gives back all wires of this process, where nobody is stuck at one."""
+    def release(self) -> None:
+        """Close and release all wires of this process, unless a thread is stuck at one."""
         self.close()
         for thread in self._listeners:
-            thread.join(GRACE_SECONDS)
+            thread.join(SHUTDOWN_SECONDS)
         if not any(thread.is_alive() for thread in self._listeners):
             release_all(self._senders, self._receivers)
 
     def _listen(self, receiver: Receiver) -> None:
-        """Takes a stage's parts, until the last."""
+        """Receive a stage's snapshots, until the last."""
         try:
             while True:
-                tree = receiver.get()
-                if tree["last"]:
-                    self.finished(unpacked(tree))
-                    self.events.put(None)
+                message = receiver.get()
+                if message["last"]:
+                    self._last.append(decode_snapshot(message))
+                    self.events.put(Event())
                     return
-                self._run.collect(unpacked(tree))
+                self._run.collect(decode_snapshot(message))
         except ClosedError:
             return
         except LostError as error:
-            self.fail(error)
-
-
-def stuck(interpreter: Interpreter, clock: Callable[[], float]) -> Callable[[float], str | None]:
-    """Tells what a stage has been doing for longer than some seconds, or None."""
-
-    def look(seconds: float) -> str | None:
-        doing = interpreter.doing
-        if doing is None or clock() - doing[1] < seconds:
-            return None
-        return f"it has been in {in_words(doing[0])}"
-
-    return look
+            self._on_lost(error)
 
 
 def load_states(run: Run, outcome: Outcome) -> None:
-    """Puts the states that the stages ended in into this process's stages."""
+    """Load the final states of the stages into this process's stages."""
     assert outcome.rest is not None
-    for stage, part in zip(run.stages, outcome.rest.parts):
-        if part.state is not None:
-            stage.load(part.state)
+    for stage, snapshot in zip(run.stages, outcome.rest.snapshots):
+        if snapshot.state is not None:
+            stage.load(snapshot.state)

@@ -1,9 +1,9 @@
-"""The losses of a stage, kept apart by batch.
+"""The losses of a stage, by batch.
 
 ::
 
     delays 3    two batches an epoch, | where an epoch ends
-    F0 F1 F2 F3 U0 F4 U1 | F5 U2 F6 U3 | …        at the first cut the losses of 2, 3 and 4 are there, too: they stay
+    F0 F1 F2 F3 U0 F4 U1 | F5 U2 F6 U3 | …        at the first cut, those of batches 2, 3 and 4 are retained
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from torch import Tensor
 
 from freewheel.stage import Stage, to_device
 
-Loss = tuple[Tensor, int]  # with the number of samples that it is the mean of
+Loss = tuple[Tensor, int]  # a mean, and its number of samples
 Dated = tuple[int, Tensor, int]  # with its batch
 
 
 class Losses:
-    """What a stage has lost since the last cut: a loss belongs to its batch, however late that one's update is."""
+    """The losses of a stage since the last cut; each belongs to its batch, however late the update is."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._found: list[Dated] = []
 
     def note(self, batch: int) -> None:
-        """Takes the losses that the stage has just found, in an action of this batch."""
+        """Take the losses that an action of this batch has just produced."""
         self._found += [(batch, *loss) for loss in self._stage.losses]
         self._stage.losses = []
 
-    def apart(self, batches: int | None) -> tuple[list[Loss], list[Dated]]:
-        """Those of the first so many batches, of all by default, and later ones."""
+    def split(self, batches: int | None) -> tuple[list[Loss], list[Dated]]:
+        """The losses of the first `batches` batches (all by default), and later ones."""
         early = [(loss, size) for batch, loss, size in self._found if batches is None or batch < batches]
         return early, [loss for loss in self._found if batches is not None and loss[0] >= batches]
 
     def take(self, batches: int | None) -> list[Loss]:
-        """Those of the first so many batches, of all by default; the later ones stay."""
-        early, self._found = self.apart(batches)
+        """Remove and return the losses of the first `batches` batches (all by default)."""
+        early, self._found = self.split(batches)
         return early
 
     def restore(self, batches: int, early: Iterable[Loss], later: Iterable[Dated]) -> None:
-        """Takes up what `apart` gave after so many batches."""
+        """Load what `split` returned after this many batches."""
         found = [*((batches - 1, *loss) for loss in early), *later]
         self._found = to_device(found, self._stage.device)

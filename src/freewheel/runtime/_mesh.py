@@ -1,24 +1,22 @@
-"""The processes of `torchrun` as a `torch.distributed` mesh, for collectives of one's own."""
+"""The processes of `torchrun` as a `torch.distributed` mesh, for users' collectives."""
 
 from __future__ import annotations
-
-import os
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from freewheel.runtime._ranks import shared_store
+from freewheel.runtime._ranks import rank_and_size, shared_store
 from freewheel.runtime._world import prefixed
 
 DIMENSIONS = ("replica", "stage")
 
 
 def device_mesh(stages: int, replicas: int, *, timeout: float) -> DeviceMesh:
-    """The ranks of a run in R rows of K, on the default group; a gloo group is made where there is none.
+    """The ranks of a run as an R x K mesh, on the default process group; a gloo group is made where there is none.
 
-    All processes call it. Runs themselves do without: their messages travel on wires of their own.
+    All processes must call it. Runs do not use it: their messages travel on wires.
     """
     if not dist.is_initialized():
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        rank, size = rank_and_size()
         dist.init_process_group("gloo", store=prefixed("mesh", shared_store(timeout)), rank=rank, world_size=size)
     return init_device_mesh("cpu", (replicas, stages), mesh_dim_names=DIMENSIONS)

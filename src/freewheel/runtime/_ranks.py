@@ -1,4 +1,4 @@
-"""The processes that torchrun has started: which of them this is, and what they must agree on before a run."""
+"""The processes that torchrun has started: rank and size, and what they must agree on before a run."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ TIMEOUT = 300.0
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 CUT = "cut"
 _jobs = count()
-_tellings = count()
+_broadcasts = count()
 
 
 def is_started() -> bool:
-    """Whether this process was started by torchrun, or as torchrun does it."""
+    """Whether torchrun, or something that sets the same variables, has started this process."""
     return set(ENVIRONMENT) <= os.environ.keys()
 
 
 def is_one_of_several() -> bool:
-    """Whether torchrun has started other processes beside this one."""
+    """Whether torchrun has started several processes."""
     return is_started() and rank_and_size()[1] > 1
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Which process this is, of how many."""
+    """The rank of this process, and the number of processes."""
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def check_started(stages: int, replicas: int = 1) -> None:
-    """Refuses a process that torchrun has not started, or not as many of as there are stages in all replicas."""
+    """Refuse a process that torchrun has not started, or a number of processes that does not match the stages."""
     wanted = stages * replicas
     if not is_started():
         raise ValueError(
@@ -60,25 +60,25 @@ def check_started(stages: int, replicas: int = 1) -> None:
 
 
 def joined_job(run: str) -> tuple[str, bool]:
-    """The name that all processes of the job have for a run, restarted ones too; and whether this is a restarted one.
+    """The name of a run that all processes of the job share, restarted ones too; and whether this is a restarted one.
 
-    The first process to ask decides. The store is that of torchrun's agent, which outlives its processes.
+    The first process to call it decides. The store is that of torchrun's agent, which outlives its processes.
     """
     name = f"freewheel/job/{next(_jobs)}"
     store = shared_store(TIMEOUT)
-    while isinstance(store, PrefixStore):  # torchrun gives every attempt a part of its own
+    while isinstance(store, PrefixStore):  # torchrun gives every attempt a prefix
         store = store.underlying_store
     joined = store.compare_set(name, "", run).decode()
     return joined, _attempt() != "0"
 
 
 def _attempt() -> str:
-    """How often torchrun has restarted the processes."""
+    """The number of times that torchrun has restarted the processes."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def store_of(name: str, timeout: float = TIMEOUT) -> Any:
-    """A part of the store that all processes have in common; another one after torchrun has restarted them."""
+    """A view of the store that all processes share; a different one after torchrun has restarted them."""
     return prefixed(f"freewheel/{_attempt()}/{name}", shared_store(timeout))
 
 
@@ -92,8 +92,8 @@ def shared_store(timeout: float) -> Any:
 
 
 def of_rank_0(name: str, make: Callable[[], Any]) -> Any:
-    """What rank 0 makes, in every process; plain data. Every process asks for the same things in the same order."""
-    store = store_of(f"told/{next(_tellings)}")
+    """Broadcast plain data that rank 0 makes. Every process makes the same calls in the same order."""
+    store = store_of(f"broadcast/{next(_broadcasts)}")
     if rank_and_size()[0] == 0:
         value = make()
         store.set(name, json.dumps(value))
@@ -102,7 +102,7 @@ def of_rank_0(name: str, make: Callable[[], Any]) -> Any:
 
 
 def declare(store: Any, rank: int, run: Run) -> None:
-    """Says what this process is about to train; see `check_same`."""
+    """Publish what this process is about to train; see `check_same`."""
     options = run.stages[0].options
     tensors = [{name: tuple(t.shape) for name, t in s.module.state_dict().items()} for s in run.stages]
     begin = {"batches": run.batches_before + run.feed.announced}
@@ -110,7 +110,7 @@ def declare(store: Any, rank: int, run: Run) -> None:
 
 
 def check_same(store: Any, size: int) -> None:
-    """Refuses processes that are about to train different things; all must have declared theirs."""
+    """Refuse processes that are about to train different things; all must have called `declare`."""
     first, *others = [json.loads(store.get(f"trains/{rank}")) for rank in range(size)]
     for rank, other in enumerate(others, 1):
         found = difference(first, other)

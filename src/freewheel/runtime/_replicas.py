@@ -1,9 +1,9 @@
-"""Replicas: the samples of a batch shared out to them, and what the replicas of a stage tell each other.
+"""Replicas: the samples of a batch in shards, and the all-reduce between the replicas of a stage.
 
 ::
 
-    replica 0   shard 0 → stage 0 → stage 1 → …        before update n of stage k, each replica of it sends its share
-    replica 1   shard 1 → stage 0 → stage 1 → …        to the others, and adds up all of them in the order of replicas
+    replica 0   shard 0 → stage 0 → stage 1 → …        before update n of stage k, its replicas all-reduce: each sends
+    replica 1   shard 1 → stage 0 → stage 1 → …        its gradient to the others, and adds up all in replica order
 """
 
 from __future__ import annotations
@@ -12,46 +12,47 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from freewheel.plan import SHARE, Op, Schedule
-from freewheel.runtime._channels import Channel, Receiver, Sender
 from freewheel.runtime._feed import Batch
-from freewheel.runtime._pieces import cut_in_samples
+from freewheel.runtime._micro_batches import split_samples
+from freewheel.runtime._tensors import map_tensors
 from freewheel.stage import Stage
 
 
 class Peers:
-    """A stage's channels to and from the same stage of the other replicas; both ends in one.
+    """The channels between one replica of a stage and the others, for the all-reduce; both ends in one.
+
+    `has_room` and `has_item` are for channels within a process.
 
     Args:
-        replica: The stage's own.
-        senders: To each other replica, by its number.
+        replica: The stage's own replica.
+        senders: To each other replica, by number.
         receivers: From each.
     """
 
-    def __init__(self, replica: int, senders: Mapping[int, Sender], receivers: Mapping[int, Receiver]) -> None:
+    def __init__(self, replica: int, senders: Mapping[int, Any], receivers: Mapping[int, Any]) -> None:
         self._replica, self._senders, self._receivers = replica, senders, receivers
         self._own: Any = None
 
     @property
     def has_room(self) -> bool:
-        """Whether `put` would go through at once; for channels within a process."""
-        return all(sender.has_room for sender in self._senders.values() if isinstance(sender, Channel))
+        """Whether `put` would not wait."""
+        return all(sender.has_room for sender in self._senders.values())
 
     @property
     def has_item(self) -> bool:
-        """Whether `get` would go through at once; likewise."""
-        return all(receiver.has_item for receiver in self._receivers.values() if isinstance(receiver, Channel))
+        """Whether `get` would not wait."""
+        return all(receiver.has_item for receiver in self._receivers.values())
 
-    def put(self, share: Any) -> None:
-        """Sends a share to all the others."""
-        self._own = share
+    def put(self, term: Any) -> None:
+        """Send this replica's term of the sum to all others."""
+        self._own = term
         for sender in self._senders.values():
-            sender.put(share)
+            sender.put(term)
 
     def get(self) -> list[Any]:
-        """The shares of all replicas, in their order; the own one is as it was put."""
+        """The terms of all replicas, in replica order; this replica's own is the one that was put."""
         own, self._own = self._own, None
         return [
             own if replica == self._replica else self._receivers[replica].get()
@@ -60,10 +61,10 @@ class Peers:
 
 
 def shards(batch: Batch, replicas: int) -> list[tuple[Any, Any, int, float]]:
-    """For each replica its input, its target, how many samples these are, and their part of the batch.
+    """For each replica its input, its target, its number of samples, and the fraction of the batch that they are.
 
-    Shards are copies: where a tensor begins in memory may change the last bit of what is made of it, and in another
-    process it would begin elsewhere.
+    Shards are copies: where a tensor begins in memory may change the last bit of a result, and in another process it
+    would begin elsewhere.
     """
     if replicas == 1:
         return [(batch.x, batch.target, batch.size, 1.0)]
@@ -72,17 +73,16 @@ def shards(batch: Batch, replicas: int) -> list[tuple[Any, Any, int, float]]:
             f"replicas={replicas}, but batch {batch.number} has {batch.size} samples: each replica needs one; give "
             "larger batches, leave a small last one out (drop_last=True), or use fewer replicas"
         )
-    xs = cut_in_samples(batch.x, batch.size, replicas, "input", by="replicas")
-    targets = cut_in_samples(batch.target, batch.size, replicas, "target", by="replicas")
-    return [(_copied(x), _copied(y), size, part) for (x, size, part), (y, _, _) in zip(xs, targets)]
-
-
-def _copied(tree: Any) -> Any:
-    return tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, tree)
+    xs = split_samples(batch.x, batch.size, replicas, "input", by="replicas")
+    targets = split_samples(batch.target, batch.size, replicas, "target", by="replicas")
+    return [
+        (map_tensors(Tensor.clone, x), map_tensors(Tensor.clone, y), size, fraction)
+        for (x, size, fraction), (y, _, _) in zip(xs, targets)
+    ]
 
 
 def peers(channels: Mapping[tuple[int, int, int], Any], stage: Stage) -> dict[Op, Peers]:
-    """A stage's channels by the op that uses them, out of all by stage, sending and receiving replica."""
+    """A stage's peers by the op that uses them; the channels are by stage, sending and receiving replica."""
     if stage.schedule.replicas == 1:
         return {}
     own = {key[1:]: channel for key, channel in channels.items() if key[0] == stage.index}
@@ -92,7 +92,7 @@ def peers(channels: Mapping[tuple[int, int, int], Any], stage: Stage) -> dict[Op
 
 
 def titles(schedule: Schedule) -> list[str]:
-    """What the stages of all replicas are called in errors, in the order of their ranks.
+    """The names of the stages of all replicas in errors, in rank order.
 
     Example:
         >>> from freewheel.credit import Chain

@@ -1,4 +1,4 @@
-"""A run: the stages of one `fit`, the batches they get, and the cuts they give."""
+"""A run: the stages of one `fit`, their batches, and the cuts."""
 
 from __future__ import annotations
 
@@ -6,141 +6,125 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any
 
+from freewheel._config import RunConfig
 from freewheel.checkpoint import Checkpoint, CheckpointWriter
 from freewheel.plan import SHARE, Op, capacity, routes
 from freewheel.runtime._channels import Channel, Sender
 from freewheel.runtime._feed import Batch, Feed
-from freewheel.runtime._interpreter import Interpreter, Part
+from freewheel.runtime._interpreter import Interpreter, Snapshot
 from freewheel.runtime._replicas import peers, shards
-from freewheel.stage import Stage
+from freewheel.stage import Blueprint, Stage
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The network after exactly `batches` batches: one part from every stage, and when the last one came."""
+    """The network after exactly `batches` batches: a snapshot of every stage, and when the last one came."""
 
     batches: int
-    parts: tuple[Part, ...]
+    snapshots: tuple[Snapshot, ...]
     time: float
 
     @property
     def saved(self) -> bool:
-        """Whether this is a checkpoint that every stage has written its part of."""
-        return bool(self.parts[0].saved)
+        """Whether this is a checkpoint, which every stage has written its file of."""
+        return bool(self.snapshots[0].saved)
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How a run ended: the cut at which `on_cut` asked to stop, if it did, and what came after the last cut.
 
-    `told` is what the process that led the run has told this one, where that was another.
+    `history` is the history of the fit, as plain data, where another process has led the run.
     """
 
     stopped_at: Cut | None
     rest: Cut | None
-    told: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Abroad:
-    """What runtimes of several processes need to know.
-
-    Args:
-        orders: For each stage of each replica, what builds it, here or in its own process; see `freewheel.trainer`.
-        timeout: Seconds without a sign of life after which a process is taken for lost.
-        transport: How messages travel.
-        interface: The network interface of gloo's sockets.
-        tell: Makes what the other processes are told in the end, from the outcome.
-    """
-
-    orders: Sequence[Any] = ()
-    timeout: float = 300.0
-    transport: str = "auto"
-    interface: str | None = None
-    tell: Callable[[Outcome], dict[str, Any]] = lambda outcome: {}
+    history: dict[str, Any] | None = None
 
 
 @dataclass
 class Run:
-    """Everything that a runtime needs to know.
+    """All a runtime needs to know.
 
     Args:
-        stages: The stages, in order; where there are replicas, those of the first.
+        config: The options of the trainer.
+        stages: The stages in order, of the first replica.
+        blueprints: For each stage of each replica, what it is built from, here or in its own process.
         feed: The batches.
         on_cut: Called with each complete cut; returning True ends the run there.
         states: Whether cuts hold copies of the weights.
-        prefetch: Batches that wait in front of the first stage.
-        threads: Intra-op threads that each stage computes with.
         seed: Of the process-wide generators, where a stage has a process of its own.
         batches_before: Batches trained in earlier runs.
         epochs_before: Epochs trained in earlier runs.
-        saver: Writes the stages' parts of checkpoints; `on_cut` is called with these cuts too.
-        restart: The checkpoint that the run goes on from.
-        abroad: For runtimes of several processes.
+        writer: Writes the stages' files of checkpoints; `on_cut` is called with these cuts too.
+        checkpoint: The checkpoint to resume from.
+        encode_history: Makes the history that other processes receive in the end, from the outcome.
+        prefetch: Batches that are pending in front of the first stage.
     """
 
+    config: RunConfig
     stages: Sequence[Stage]
+    blueprints: Sequence[Blueprint]
     feed: Feed
     on_cut: Callable[[Cut], bool]
     states: bool
-    prefetch: int = 2
-    threads: int = 1
     seed: int = 0
     batches_before: int = 0
     epochs_before: int = 0
-    saver: CheckpointWriter | None = None
-    restart: Checkpoint | None = None
-    abroad: Abroad = field(default_factory=Abroad)
+    writer: CheckpointWriter | None = None
+    checkpoint: Checkpoint | None = None
+    encode_history: Callable[[Outcome], dict[str, Any]] = lambda outcome: {}
+    prefetch: int = 2
 
     def __post_init__(self) -> None:
         self.schedule = self.stages[0].schedule
-        self.places = self.schedule.stages * self.schedule.replicas  # stages of all replicas
-        # A target waits for its batch to come through, and the pipeline holds no more batches than this.
+        self.threads = self.config.threads or 1  # intra-op threads of each stage
+        self.size = self.schedule.stages * self.schedule.replicas  # stages of all replicas
+        # A target is pending until its batch has come through; the pipeline holds at most this many batches.
         lengths = sum(a for a, _ in self.schedule.lengths())
         self.depth = self.prefetch + 1 + lengths + self.schedule.stages + self.schedule.delays[0]
-        self._held = (
-            self.restart.forwarded if self.restart else (0,) * self.schedule.stages
-        )  # batches each stage has had
-        self._parts: dict[tuple[int, bool], list[Part]] = {}
+        fetched = self.checkpoint.forwarded if self.checkpoint else (0,) * self.schedule.stages
+        self._fetched = fetched  # batches before the run, by stage
+        self._incomplete: dict[tuple[int, bool], list[Snapshot]] = {}
         self._lock = threading.Lock()
-        self.complete: Callable[[Cut], None] = lambda cut: None  # set by the runtime
+        self.on_complete: Callable[[Cut], None] = lambda cut: None  # set by the runtime
 
-    def collect(self, part: Part) -> None:
-        """Takes a stage's part of a cut; the last one completes it."""
+    def collect(self, snapshot: Snapshot) -> None:
+        """Add a stage's snapshot to its cut; the last one completes the cut."""
         with self._lock:
-            key = part.batches, bool(part.saved)
-            parts = self._parts.setdefault(key, [])
-            parts.append(part)
-            if len(parts) < self.places:
+            key = snapshot.batches, bool(snapshot.saved)
+            snapshots = self._incomplete.setdefault(key, [])
+            snapshots.append(snapshot)
+            if len(snapshots) < self.size:
                 return
-            del self._parts[key]
-        self.complete(cut_of(parts))
+            del self._incomplete[key]
+        self.on_complete(cut_of(snapshots))
 
-    def hand_out(self, batch: Batch, senders: Mapping[str, Sender]) -> None:
-        """Takes each replica's samples to the stages that need them, unless they were had before a checkpoint."""
-        for replica, (x, target, size, part) in enumerate(shards(batch, self.schedule.replicas)):
-            if batch.number >= self._held[0]:
-                senders[input_of(replica)].put((x, size))
+    def distribute(self, batch: Batch, senders: Mapping[str, Sender]) -> None:
+        """Send each replica's shard to the stages that need it, unless they had it before the checkpoint."""
+        for replica, (x, target, size, fraction) in enumerate(shards(batch, self.schedule.replicas)):
+            if batch.number >= self._fetched[0]:
+                senders[input_name(replica)].put((x, size))
             for stage in range(self.schedule.stages):
-                if self.schedule.gets_targets(stage) and batch.number >= self._held[stage]:
-                    senders[target_of(replica, stage)].put((target, size, batch.length, part))
+                if self.schedule.gets_targets(stage) and batch.number >= self._fetched[stage]:
+                    senders[target_name(replica, stage)].put((target, size, batch.length, fraction))
 
     def stage_at(self, rank: int) -> Stage:
-        """A stage by its number, counted through all replicas; the later ones begin as copies of the first."""
+        """The stage of a rank; those of later replicas begin as copies of the first."""
         if rank < self.schedule.stages:
             return self.stages[rank]
-        copy = self.abroad.orders[rank]()
+        copy = self.blueprints[rank].build()
         copy.load(self.stages[rank % self.schedule.stages].state())
         return copy
 
     @contextmanager
     def begun(self) -> Iterator[Sequence[Stage]]:
-        """Inside, all stages, of all replicas, are ready for batches."""
-        stages = [self.stage_at(rank) for rank in range(self.places)]
+        """A context in which the stages of all replicas are ready for batches."""
+        stages = [self.stage_at(rank) for rank in range(self.size)]
         for stage in stages:
             stage.begin(self.batches_before, self.epochs_before)
         try:
@@ -150,34 +134,34 @@ class Run:
                 stage.end()
 
 
-def input_of(replica: int) -> str:
-    """The name of the way that inputs take to the first stage."""
+def input_name(replica: int) -> str:
+    """The name of the channel of a replica's inputs."""
     return f"input {replica}"
 
 
-def target_of(replica: int, stage: int) -> str:
-    """The name of the way that targets take to a stage."""
+def target_name(replica: int, stage: int) -> str:
+    """The name of the channel of a stage's targets."""
     return f"target {replica} {stage}"
 
 
-def cut_of(parts: Sequence[Part]) -> Cut:
-    """The cut that these parts make, one a stage: that of its first replica, with what the others have counted."""
-    by_stage: dict[int, list[Part]] = {}
-    for part in sorted(parts, key=lambda part: (part.stage, part.replica)):
-        by_stage.setdefault(part.stage, []).append(part)
-    return Cut(parts[0].batches, tuple(_together(each) for each in by_stage.values()), time.perf_counter())
+def cut_of(snapshots: Sequence[Snapshot]) -> Cut:
+    """The cut of these snapshots: for each stage that of its first replica, with the counts of all."""
+    by_stage: dict[int, list[Snapshot]] = {}
+    for snapshot in sorted(snapshots, key=lambda each: (each.stage, each.replica)):
+        by_stage.setdefault(snapshot.stage, []).append(snapshot)
+    return Cut(snapshots[0].batches, tuple(_merged(each) for each in by_stage.values()), time.perf_counter())
 
 
-def _together(parts: Sequence[Part]) -> Part:
-    """The parts of a stage's replicas as one."""
-    first, *others = parts
+def _merged(snapshots: Sequence[Snapshot]) -> Snapshot:
+    """The snapshots of a stage's replicas as one."""
+    first, *others = snapshots
     if not others:
         return first
     return replace(
         first,
-        busy=sum(part.busy for part in parts) / len(parts),
-        losses=[loss for part in parts for loss in part.losses],
-        saved=tuple(file for part in parts for file in part.saved),
+        busy=sum(each.busy for each in snapshots) / len(snapshots),
+        losses=[loss for each in snapshots for loss in each.losses],
+        saved=tuple(file for each in snapshots for file in each.saved),
     )
 
 
@@ -187,58 +171,58 @@ class Local:
     def __init__(self, run: Run, stages: Sequence[Stage]) -> None:
         self.run = run
         schedule, replicas = run.schedule, range(run.schedule.replicas)
-        # One replica runs ahead of another by the delay at most; where one thread plays all, nobody may wait for that.
+        # One replica runs ahead of another by at most the delay; where one thread runs all, none may wait for that.
         ahead = run.prefetch if len(replicas) == 1 else run.depth
-        self.batches = {input_of(r): Channel(ahead) for r in replicas} | {
-            target_of(r, k): Channel(run.depth)
+        self.batches = {input_name(r): Channel(ahead) for r in replicas} | {
+            target_name(r, k): Channel(run.depth)
             for r in replicas
             for k in range(schedule.stages)
             if schedule.gets_targets(k)
         }
         pairs = [(m.letter, k) for m in schedule.messages if m.way for k in range(schedule.stages - 1)]
         channels = [{pair: Channel(capacity(schedule, *pair)) for pair in pairs} for _ in replicas]
-        across = {
+        all_reduce = {
             (k, a, b): Channel(capacity(schedule, SHARE.letter, k))
             for k in range(schedule.stages)
             for a, b in permutations(replicas, 2)
         }
         every = [channel for each in channels for channel in each.values()]
-        self._all = [*self.batches.values(), *every, *across.values()]
+        self._all = [*self.batches.values(), *every, *all_reduce.values()]
         self.interpreters = [
             Interpreter(
                 stage,
                 run.feed,
-                inputs=self.batches[input_of(stage.replica)] if stage.index == 0 else None,
-                targets=self.batches.get(target_of(stage.replica, stage.index)),
-                links={**links(channels[stage.replica], stage), **peers(across, stage)},
-                on_part=run.collect,
+                inputs=self.batches[input_name(stage.replica)] if stage.index == 0 else None,
+                targets=self.batches.get(target_name(stage.replica, stage.index)),
+                links={**links(channels[stage.replica], stage), **peers(all_reduce, stage)},
+                on_snapshot=run.collect,
                 states=run.states,
-                saver=run.saver,
-                restart=run.restart,
+                writer=run.writer,
+                checkpoint=run.checkpoint,
             )
             for stage in stages
         ]
 
     def deliver(self) -> bool:
-        """Takes a batch from the feed to the stages that need it; False when there is none."""
+        """Distribute the next batch of the feed; return False when there is none."""
         batch = self.run.feed.pull()
         if batch is None:
             return False
-        self.run.hand_out(batch, self.batches)
+        self.run.distribute(batch, self.batches)
         return True
 
     def outcome(self, stopped_at: Cut | None) -> Outcome:
-        """How it ended."""
+        """How the run ended."""
         batches = self.run.feed.announced
-        return Outcome(stopped_at, cut_of([interpreter.part(batches) for interpreter in self.interpreters]))
+        return Outcome(stopped_at, cut_of([interpreter.snapshot(batches) for interpreter in self.interpreters]))
 
     def close(self) -> None:
-        """Turns away everyone who waits for a message or a batch."""
+        """Stop every thread that waits for a message or a batch."""
         self.run.feed.close()
         for channel in self._all:
             channel.close()
 
 
-def links(channels: dict[tuple[str, int], Any], stage: Stage) -> dict[Op, Any]:
+def links(channels: Mapping[tuple[str, int], Any], stage: Stage) -> dict[Op, Any]:
     """The channels of one stage to its neighbours, by the op that uses them."""
     return {op: channels[route] for op, route in routes(stage.schedule, stage.index).items() if route in channels}

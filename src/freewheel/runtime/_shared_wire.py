@@ -1,4 +1,4 @@
-"""Wires between processes on one host: bytes in shared memory, a Unix socket to say where.
+"""Wires between processes on one host: bytes in shared memory, slot numbers through a Unix socket.
 
 ::
 
@@ -6,8 +6,8 @@
                copy into slot 1 ── "slot 1" ──▶            …
                slot 0 is free   ◀── "read" ──
 
-The memory has no name: its file descriptor travels through the socket, and it is gone when both processes are. A wire
-of capacity c has c slots, so that `put` returns as soon as the message is copied, and waits only when c are unread.
+The memory has no name: its file descriptor travels through the socket, and it is freed when both processes have ended.
+A wire of capacity c has c slots: `put` returns as soon as the message is copied, and waits only when c are unread.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ AVAILABLE = hasattr(os, "memfd_create") and hasattr(socket, "AF_UNIX") and hasat
 
 
 class _End:
-    """A socket that can be closed under whoever waits at it."""
+    """A socket that can be closed while a thread waits at it."""
 
     def __init__(self, line: socket.socket, peer: str) -> None:
         self._line, self._peer = line, peer
         self._closed = False
 
     def close(self) -> None:
-        """Wakes whoever waits here or at the other end."""
+        """Wake every thread that waits here or at the other end."""
         self._closed = True
-        with suppress(OSError):  # the other end may have gone already
+        with suppress(OSError):  # the other end may be closed already
             self._line.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Gives back what it holds of the system; nobody may be waiting here any more."""
+        """Free system resources; no thread may be waiting here any more."""
         self._line.close()
 
     def _receive(self, count: int, fds: int = 0) -> tuple[bytes, list[int]]:
-        """So many bytes, and the file descriptors that came with the first of them."""
+        """Receive `count` bytes, and the file descriptors that come with the first of them."""
         data, found = b"", []
         while len(data) < count:
             try:
                 if fds and not data:
-                    part, found, _, _ = socket.recv_fds(self._line, count, fds)
+                    chunk, found, _, _ = socket.recv_fds(self._line, count, fds)
                 else:
-                    part = self._line.recv(count - len(data))
+                    chunk = self._line.recv(count - len(data))
             except OSError:
-                part = b""
-            if not part:
+                chunk = b""
+            if not chunk:
                 raise self._gone()
-            data += part
+            data += chunk
         return data, found
 
     def _send(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
@@ -93,10 +93,10 @@ class SharedSender(_End):
         self._views: list[list[Tensor]] = []
 
     def put(self, item: Any) -> None:
-        """Copies an item into a free slot, waiting for one, and tells the receiver."""
+        """Copy an item into a free slot, waiting for one, and notify the receiver."""
         node, tensors = described(item)
         while self._unread >= self._capacity:
-            self._reads()
+            self._wait_for_read()
         if node != self._node:
             self._change(node)
         slot = self._free.popleft()
@@ -105,10 +105,10 @@ class SharedSender(_End):
         self._unread += 1
 
     def flush(self) -> None:
-        """Returns when nothing depends on this process any more: at once."""
+        """Return at once: the messages are in shared memory."""
 
-    def _reads(self) -> None:
-        """Waits until something has been read."""
+    def _wait_for_read(self) -> None:
+        """Wait until a message has been read."""
         read, _ = self._receive(_READ.size)
         number, slot = divmod(_READ.unpack(read)[0], 1 << 32)
         self._unread -= 1
@@ -116,7 +116,7 @@ class SharedSender(_End):
             self._free.append(slot)
 
     def _change(self, node: Node) -> None:
-        """Announces another layout, with new memory where the old is too small."""
+        """Announce another layout, with new memory where the old is too small."""
         layout = Layout(node)
         text = layout.text.encode()
         if self._memory and layout.size <= self._memory[0].numel():
@@ -162,12 +162,12 @@ class SharedReceiver(_End):
             self._views = [self._layout.views(packet) for packet in self._memory]
         assert self._layout is not None
         item = self._layout.rebuilt(self._views[slot])
-        with suppress(LostError):  # the sender may have sent its last message and gone; if not, the next `get` says so
+        with suppress(LostError):  # the sender may have sent its last message and ended; if not, the next `get` raises
             self._send(_READ.pack(self._number << 32 | slot))
         return item
 
 
 def mapped(descriptor: int, slots: int, size: int) -> list[Tensor]:
-    """The memory behind a file descriptor, as a packet of bytes for each slot."""
+    """The memory of a file descriptor, as a packet of bytes for each slot."""
     memory = torch.frombuffer(mmap.mmap(descriptor, slots * size), dtype=torch.uint8)
     return list(memory.split(size))

@@ -1,4 +1,4 @@
-"""`simulate`: one thread runs all stages, each as far as it can go. This is the definition of correct."""
+"""`simulate`: one thread runs all stages, each as far as it can go; it defines what is correct."""
 
 from __future__ import annotations
 
@@ -6,27 +6,31 @@ from freewheel._cores import intra_op_threads
 from freewheel.plan import Action
 from freewheel.runtime._interpreter import Interpreter
 from freewheel.runtime._run import Cut, Local, Outcome, Run
+from freewheel.runtime._runtime import Runtime
 
 
-def simulate(run: Run) -> Outcome:
-    """Runs to the end, or to the cut at which `on_cut` asks to stop."""
-    cuts: list[Cut] = []
-    run.complete = cuts.append
-    with run.begun() as stages, intra_op_threads(run.threads):
-        local = Local(run, stages)
-        run.feed.on_demand(local.deliver)
-        players = [_Player(interpreter) for interpreter in local.interpreters]
-        while sum(player.play() for player in players):  # every one of them gets its turn
-            while cuts:
-                cut = cuts.pop(0)
-                if run.on_cut(cut):
-                    return local.outcome(cut)
-        assert all(player.over for player in players), "deadlock in a checked plan"
-        return local.outcome(None)
+class Simulate(Runtime):
+    """One thread runs all stages."""
+
+    def run(self, run: Run) -> Outcome:
+        """Run to the end, or to the cut at which `on_cut` asks to stop."""
+        cuts: list[Cut] = []
+        run.on_complete = cuts.append
+        with run.begun() as stages, intra_op_threads(run.threads):
+            local = Local(run, stages)
+            run.feed.on_demand(local.deliver)
+            steppers = [_Stepper(interpreter) for interpreter in local.interpreters]
+            while sum(stepper.advance() for stepper in steppers):  # not any(): every stage gets its turn
+                while cuts:
+                    cut = cuts.pop(0)
+                    if run.on_cut(cut):
+                        return local.outcome(cut)
+            assert all(stepper.over for stepper in steppers), "deadlock in a checked plan"
+            return local.outcome(None)
 
 
-class _Player:
-    """A stage that is played as far as it goes without waiting."""
+class _Stepper:
+    """Runs one stage as far as it goes without waiting."""
 
     def __init__(self, interpreter: Interpreter) -> None:
         self._interpreter = interpreter
@@ -34,8 +38,8 @@ class _Player:
         self._next: Action | None = None
         self.over = False
 
-    def play(self) -> bool:
-        """Plays until the stage must wait; tells whether anything happened."""
+    def advance(self) -> bool:
+        """Execute actions until the stage must wait; return whether there were any."""
         moved = False
         while not self.over:
             if self._next is None:

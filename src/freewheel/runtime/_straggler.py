@@ -1,4 +1,4 @@
-"""A stage that is slow at random: for study, and without any influence on the result."""
+"""Stages that are slow at random, for experiments; the result does not change."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from freewheel.stage import Stage
 
 
 class Straggler:
-    """Makes all computing of some batches at one stage take (1 + factor) times as long.
+    """Makes all compute actions of some batches at one stage take (1 + factor) times as long.
 
-    Which batches is drawn from a key of (seed, stage, batch): the same on every runtime and in every run.
+    The batches are drawn by (seed, stage, batch): the same ones on every runtime and in every run.
 
     Args:
         stage: The stage.
-        probability: Of a batch to be slow.
-        factor: How much longer it takes, as a part of its own time.
+        probability: That a batch is slow.
+        factor: The extra time, as a multiple of the time without it.
     """
 
     def __init__(self, stage: Stage, probability: float, factor: float) -> None:
@@ -28,20 +28,20 @@ class Straggler:
 
     @classmethod
     def of(cls, stage: Stage) -> Straggler | None:
-        """The one that was asked for at this stage, if any was."""
+        """The straggler that the options give this stage, if any."""
         asked = (stage.config.slow or {}).get(stage.index)
         return None if asked is None else cls(stage, *asked)
 
     def hold_up(self, batch: int, started: float) -> None:
-        """Called after an action that computed since `started`; sleeps if the batch is a slow one."""
-        if self._stage.device.type == "cuda":  # what was launched must have ended, for its time to be known
+        """Sleep if the batch is a slow one; called after an action that began at `started`."""
+        if self._stage.device.type == "cuda":  # wait for the kernels, so that their time counts
             torch.cuda.current_stream(self._stage.device).synchronize()
         if is_slow(self._stage.config.seed, self._stage.index, self._stage.first_batch + batch, self._probability):
             self._naps.take(self._factor * (time.perf_counter() - started))
 
 
 def is_slow(seed: int, stage: int, batch: int, probability: float) -> bool:
-    """Whether a stage is slow with a batch, counted from the trainer's first.
+    """Whether a stage is slow with a batch; batches count from the trainer's first.
 
     Example:
         >>> any(is_slow(0, 1, batch, 0.0) for batch in range(12)), all(is_slow(0, 1, batch, 1.0) for batch in range(12))

@@ -2,218 +2,243 @@
 
 ::
 
-    rank 0         reads the loader, feeds, sees to the cuts; its stage runs in a thread beside
-    rank r·K + k   runs stage k of replica r, and learns the outcome from rank 0
+    rank 0         reads the loader, feeds, handles the cuts; its stage runs in another thread
+    rank r·K + k   runs stage k of replica r, and receives the result from rank 0
 
-Every process makes the same trainer and calls `fit`; only rank 0 looks at the loader, `validate` and the callbacks. In
-the end every process has the whole trained network, and the same history.
+Every process makes the same trainer and calls `fit`; only rank 0 uses the loader, `validate` and the callbacks. In the
+end every process has the whole trained network, and the same history.
 """
 
 from __future__ import annotations
 
 import queue
 import secrets
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
 
+from torch.distributed.device_mesh import DeviceMesh
+
+from freewheel._config import RunConfig
 from freewheel._cores import intra_op_threads
-from freewheel.runtime._channels import Channel, ClosedError
+from freewheel.runtime._channels import SHUTDOWN_SECONDS, Channel, ClosedError
 from freewheel.runtime._errors import LostError
+from freewheel.runtime._heartbeat import Heartbeat
 from freewheel.runtime._interpreter import Interpreter
-from freewheel.runtime._lead import Lead, load_states, stuck
-from freewheel.runtime._pulse import Pulse
-from freewheel.runtime._ranks import check_same, declare, rank_and_size, store_of
+from freewheel.runtime._lead import Lead, load_states
+from freewheel.runtime._mesh import device_mesh
+from freewheel.runtime._ranks import check_same, check_started, declare, joined_job, rank_and_size, store_of
 from freewheel.runtime._replicas import titles
-from freewheel.runtime._run import Outcome, Run, input_of, target_of
-from freewheel.runtime._threads import Events, attend, stage_thread
-from freewheel.runtime._wiring import RemoteFeed, close_all, links_of, packed, release_all, wires_of
-from freewheel.runtime._world import World
-from freewheel.stage import Stage
+from freewheel.runtime._run import Outcome, Run, input_name, target_name
+from freewheel.runtime._runtime import Runtime
+from freewheel.runtime._threads import Event, Events, stage_thread, supervise
+from freewheel.runtime._wiring import (
+    RESULT,
+    SNAPSHOT,
+    RemoteFeed,
+    close_all,
+    encode_snapshot,
+    links_of,
+    release_all,
+    wires_of,
+)
+from freewheel.runtime._world import World, start_timeout
+from freewheel.stage import Blueprint, Stage
 
 CALLER = 0
-GRACE_SECONDS = 2.0
 _runs = count()
 
 
-def torchrun(run: Run) -> Outcome:
-    """Runs this process's stage to the end; every process returns the same outcome."""
-    rank, size = rank_and_size()
-    store = store_of(f"{next(_runs)}", run.abroad.timeout)
-    declare(store, rank, run)
-    if rank == CALLER:
-        store.set("files", run.saver.token if run.saver else "")
-        store.set("token", secrets.token_hex(8))
-    elif run.saver is not None:  # all write into the folder that rank 0 completes
-        run.saver = replace(run.saver, token=store.get("files").decode())
-    abroad = run.abroad
-    world = World(
-        store,
-        rank,
-        titles(run.schedule),
-        transport=abroad.transport,  # pyright: ignore[reportArgumentType]
-        timeout=abroad.timeout,
-        interface=abroad.interface,
-        device=run.stages[rank % run.schedule.stages].device,
-    )
-    wires = wires_of(run.schedule, CALLER, prefetch=run.prefetch, depth=run.depth)
-    senders, receivers = world.join(wires, met=partial(check_same, store, size))
-    part = _Caller(run, world, senders, receivers) if rank == CALLER else _Follower(run, world, senders, receivers)
-    with _begun(run, part.stage), intra_op_threads(run.threads):
-        return part.play()
+class Torchrun(Runtime):
+    """The processes that torchrun has started, on any hosts; each has one stage."""
+
+    def check(self, config: RunConfig, blueprints: Sequence[Blueprint]) -> None:
+        """Refuse another number of processes than there are stages."""
+        check_started(blueprints[0].options.schedule.stages, config.replicas)
+
+    @property
+    def leads(self) -> bool:
+        """Rank 0 speaks for all."""
+        return rank_and_size()[0] == CALLER
+
+    def join_job(self, name: str) -> tuple[str, bool]:
+        """All processes of a job save one run."""
+        return joined_job(name)
+
+    def mesh(self, config: RunConfig, stages: int) -> DeviceMesh:
+        """The mesh of all ranks."""
+        return device_mesh(stages, config.replicas, timeout=config.timeout)
+
+    def run(self, run: Run) -> Outcome:
+        """Run this process's stage to the end; every process returns the same outcome."""
+        rank, size = rank_and_size()
+        config = run.config
+        store = store_of(f"{next(_runs)}", start_timeout(config.timeout))
+        declare(store, rank, run)
+        if rank == CALLER:
+            store.set("files", run.writer.token if run.writer else "")
+            store.set("token", secrets.token_hex(8))
+        elif run.writer is not None:  # all write into the folder that rank 0 completes
+            run.writer = replace(run.writer, token=store.get("files").decode())
+        world = World(
+            store,
+            rank,
+            titles(run.schedule),
+            transport=config.transport,
+            timeout=config.timeout,
+            interface=config.interface,
+            device=run.stages[rank % run.schedule.stages].device,
+        )
+        wires = wires_of(run.schedule, CALLER, prefetch=run.prefetch, depth=run.depth)
+        senders, receivers = world.join(wires, check=partial(check_same, store, size))
+        kind = _Caller if rank == CALLER else _Follower
+        with intra_op_threads(run.threads):
+            return kind(run, world, senders, receivers).run_stage()
 
 
-@contextmanager
-def _begun(run: Run, stage: Stage) -> Iterator[None]:
-    """Inside, this process's stage is ready for batches."""
-    stage.begin(run.batches_before, run.epochs_before)
-    try:
-        yield
-    finally:
-        stage.end()
-
-
-class _Part:
-    """What all processes have in common: a stage in a thread, and signs of life."""
+class _Rank:
+    """What all ranks have in common: a stage in a thread, a heartbeat, and one error that ends the run."""
 
     def __init__(self, run: Run, world: World, senders: Any, receivers: Any) -> None:
         self.run, self.world, self.senders, self.receivers = run, world, senders, receivers
-        self.stage = run.stage_at(world.rank)
+        self.own: dict[str, Channel] = {}  # to a stage in this process
         self.events: Events = queue.SimpleQueue()
-        self._told = False
-
-    def interpreter(self, feed: Any, inputs: Any, targets: Any, on_part: Any) -> Interpreter:
-        """The interpreter of this process's stage."""
-        return Interpreter(
-            self.stage,
-            feed,
-            inputs=inputs,
-            targets=targets,
-            links=links_of(self.stage, {**self.senders, **self.receivers}),
-            on_part=on_part,
-            states=self.run.states,
-            saver=self.run.saver,
-            restart=self.run.restart,
+        self.release: Callable[[], None] = lambda: release_all(senders, receivers)
+        self._threads: list[threading.Thread] = []
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._heartbeat = Heartbeat(
+            world.store,
+            world.rank,
+            world.titles,
+            run.config.timeout,
+            server=f"{world.titles[CALLER]} or the agent of torchrun beside it",
+            on_fault=self.end,
         )
 
     @contextmanager
-    def at_work(self, interpreter: Interpreter) -> Iterator[None]:
-        """Inside, the stage runs and signs of life are given; an error is told to all."""
-        pulse = Pulse(
-            self.world.store.clone(),
-            self.world.rank,
-            self.world.titles,
-            self.run.abroad.timeout,
-            server=f"{self.world.titles[CALLER]} or the agent of torchrun beside it",
-            on_fault=self.fail,
-            stuck=stuck(interpreter, time.perf_counter),
-        )
-        pulse.start()
-        thread = stage_thread(interpreter, self.events, self.run.threads, self.close)
-        thread.start()
+    def running(self) -> Iterator[Stage]:
+        """A context in which this process's stage may run; raises the first error of any rank.
+
+        An error is in the store before this process closes its wires, and this process leaves only when all others have
+        read it.
+        """
+        stage: Stage | None = None
+        self._heartbeat.start()
         try:
-            yield
-            thread.join()
-        except LostError as error:
-            found = error if self._told else self._cause(error, pulse)
-            raise found from found.__cause__  # the traceback in another process, where there is one
+            stage = self.run.stage_at(self.world.rank)
+            stage.begin(self.run.batches_before, self.run.epochs_before)
+            yield stage
+            for thread in self._threads:
+                thread.join()
+        except (ClosedError, LostError) as error:
+            self.fail(error)
+            assert self._error is not None
+            raise self._error from self._error.__cause__  # the traceback in another process, where there is one
         except BaseException as error:
-            pulse.report(error)
+            self.fail(error)
             raise
         finally:
-            pulse.stop()
+            self._heartbeat.stop()
             self.close()
-            thread.join(0.5)  # at gloo it may be stuck for good
-            if not thread.is_alive():
+            if self._error is not None:
+                self._heartbeat.faults.wait_until_read()
+            for thread in self._threads:
+                thread.join(SHUTDOWN_SECONDS)  # at gloo it may be stuck for good
+            if not any(thread.is_alive() for thread in self._threads):
                 self.release()
+            if stage is not None:
+                stage.end()
+
+    def start(self, stage: Stage, feed: Any, inputs: Any, targets: Any, on_snapshot: Any) -> Interpreter:
+        """Run the stage in a thread."""
+        interpreter = Interpreter(
+            stage,
+            feed,
+            inputs=inputs,
+            targets=targets,
+            links=links_of(stage, {**self.senders, **self.receivers}),
+            on_snapshot=on_snapshot,
+            states=self.run.states,
+            writer=self.run.writer,
+            checkpoint=self.run.checkpoint,
+        )
+        self._heartbeat.doing = lambda: interpreter.doing
+        self._threads.append(stage_thread(interpreter, self.events, self.run.threads, self.fail))
+        self._threads[0].start()
+        return interpreter
 
     def fail(self, error: BaseException) -> None:
-        """Ends the run with an error that the pulse has noticed."""
-        self._told = True
-        self.events.put(error)
+        """End the run with an error of this process; all others learn of it first."""
+        if self._error is None:
+            self.end(self._heartbeat.faults.settle(error))
+
+    def end(self, error: BaseException) -> None:
+        """End the run with an error that is known to all; the first one counts."""
+        with self._lock:
+            if self._error is None:
+                self._error = error
+                self.events.put(Event(error=error))
         self.close()
 
     def close(self) -> None:
-        """Turns away everyone who waits here."""
+        """Stop every thread that waits in this process."""
         self.run.feed.close()
-        close_all(self.senders, self.receivers)
-
-    def release(self) -> None:
-        """Gives back all wires of this process."""
-        release_all(self.senders, self.receivers)
-
-    @staticmethod
-    def _cause(error: LostError, pulse: Pulse) -> Exception:
-        """The error that made a peer end, if one is told of in a moment; else that the peer is lost."""
-        deadline = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < deadline:
-            told = pulse.fault()
-            if told is not None:
-                return told
-            time.sleep(0.05)
-        pulse.report(error)
-        return error
+        close_all(self.senders, self.receivers, self.own)
 
 
-class _Caller(_Part):
+class _Caller(_Rank):
     """Rank 0."""
 
-    def play(self) -> Outcome:
-        """Feeds all stages, and tells all the outcome."""
-        run, schedule = self.run, self.run.schedule
-        own = {input_of(0): Channel(run.prefetch)}
-        if schedule.gets_targets(0):
-            own[target_of(0, 0)] = Channel(run.depth)
-        lead = Lead(run, self.senders, self.receivers, own)
-        self.events, self._own, self._lead = lead.events, own, lead
-        interpreter = self.interpreter(run.feed, own[input_of(0)], own.get(target_of(0, 0)), run.collect)
-        with self.at_work(interpreter):
-            outcome = lead.attend(run.places, interpreter)
-            told = run.abroad.tell(outcome)
-            parts = outcome.stopped_at.parts if outcome.stopped_at is not None else outcome.rest.parts  # pyright: ignore
+    def __init__(self, run: Run, world: World, senders: Any, receivers: Any) -> None:
+        super().__init__(run, world, senders, receivers)
+        self.own[input_name(0)] = Channel(run.prefetch)
+        if run.schedule.gets_targets(0):
+            self.own[target_name(0, 0)] = Channel(run.depth)
+        self._lead = Lead(run, senders, receivers, on_lost=self.fail, own=self.own)
+        self.events, self.release = self._lead.events, self._lead.release
+
+    def run_stage(self) -> Outcome:
+        """Feed all stages, and send the result to all."""
+        run, own = self.run, self.own
+        with self.running() as stage:
+            targets = own.get(target_name(0, 0))
+            interpreter = self.start(stage, run.feed, own[input_name(0)], targets, run.collect)
+            outcome = self._lead.supervise(interpreter)
+            cut = outcome.stopped_at or outcome.rest
+            assert cut is not None
+            history, states = run.encode_history(outcome), [snapshot.state for snapshot in cut.snapshots]
             for name, sender in self.senders.items():
-                if name.startswith("told"):
-                    sender.put({"history": told, "states": [part.state for part in parts]})
+                if name.startswith(RESULT):
+                    sender.put({"history": history, "states": states})
                     sender.flush()
         load_states(run, outcome)
         return outcome
 
-    def close(self) -> None:
-        """Turns away everyone who waits here."""
-        super().close()
-        for channel in self._own.values():
-            channel.close()
 
-    def release(self) -> None:
-        """Gives back all wires of this process."""
-        self._lead.end()
-
-
-class _Follower(_Part):
+class _Follower(_Rank):
     """Any other rank."""
 
-    def play(self) -> Outcome:
-        """Runs the stage, and takes over the outcome."""
-        name, receivers, feed = self.world.rank, self.receivers, self.run.feed
-        interpreter = self.interpreter(
-            RemoteFeed(receivers[f"announce {name}"], feed.announced, at_cut=feed.is_cut(feed.announced - 1)),
-            receivers.get(input_of(self.stage.replica)),
-            receivers.get(target_of(self.stage.replica, self.stage.index)),
-            lambda part: self.senders[f"part {name}"].put(packed(part)),
-        )
-        with self.at_work(interpreter):
-            attend(self.events, lambda: False, lambda cut: False, working=1)
-            last = interpreter.part(self.stage.version, state=True)
-            self.senders[f"part {name}"].put(packed(last, last=True))
-            self.senders[f"part {name}"].flush()
-            try:
-                told = receivers[f"told {name}"].get()
-            except ClosedError:
-                raise self.events.get() from None
-        for stage, state in zip(self.run.stages, told["states"]):
-            stage.load(state)
-        return Outcome(None, None, told["history"])
+    def run_stage(self) -> Outcome:
+        """Run the stage, and load the result."""
+        rank, receivers, feed = self.world.rank, self.receivers, self.run.feed
+        snapshots = self.senders[f"{SNAPSHOT} {rank}"]
+        with self.running() as stage:
+            interpreter = self.start(
+                stage,
+                RemoteFeed(receivers[f"announce {rank}"], feed.announced, at_cut=feed.is_cut(feed.announced - 1)),
+                receivers.get(input_name(stage.replica)),
+                receivers.get(target_name(stage.replica, stage.index)),
+                lambda snapshot: snapshots.put(encode_snapshot(snapshot)),
+            )
+            supervise(self.events, lambda: False, lambda cut: False, working=1)
+            snapshots.put(encode_snapshot(interpreter.snapshot(stage.version, state=True), last=True))
+            snapshots.flush()
+            result = receivers[f"{RESULT} {rank}"].get()
+        for own, state in zip(self.run.stages, result["states"]):
+            own.load(state)
+        return Outcome(None, None, result["history"])

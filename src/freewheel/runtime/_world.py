@@ -1,4 +1,4 @@
-"""The processes of a run: who and where they are, and the wires between them."""
+"""The processes of a run, and the wires between them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from freewheel._config import Transport
 from freewheel.runtime import _nccl_wire as nccl
 from freewheel.runtime._channels import Receiver, Sender
 from freewheel.runtime._errors import LostError
@@ -22,12 +23,13 @@ from freewheel.runtime._gloo_wire import GlooReceiver, GlooSender
 from freewheel.runtime._nccl_wire import NcclReceiver, NcclSender
 from freewheel.runtime._shared_wire import AVAILABLE, SharedReceiver, SharedSender
 
-Transport = Literal["auto", "shared", "gloo", "nccl"]
-TRANSPORTS: tuple[Transport, ...] = ("auto", "shared", "gloo", "nccl")
+START_SECONDS = 60.0  # a process has at least this long to start: it loads torch, perhaps on a busy machine
+_POLL_SECONDS = 0.01
+_NAME_BYTES = 64  # of a wire's name, the first message of its socket
 
 
 class Wire(NamedTuple):
-    """A channel between two processes; one between two stages may join their GPUs."""
+    """A channel between two processes; one between two stages may connect their GPUs."""
 
     name: str
     sender: int
@@ -37,19 +39,20 @@ class Wire(NamedTuple):
 
 
 class World:
-    """One process's view of all of them.
+    """One process's view of all processes of a run.
 
     Args:
-        store: What all processes of the run, and only they, write to and read.
+        store: The store of the run, shared by its processes alone.
         rank: This process.
-        roles: What each process is, by its rank: `stage 0`, …, `caller`.
-        transport: How messages travel: `shared` memory, `gloo`, or by itself the first where it can be; between stages
-            on different GPUs by itself, and with `nccl` between any on GPUs, through NCCL.
-        timeout: Seconds to wait for the others.
-        interface: The network interface of gloo's sockets; by default that of GLOO_SOCKET_IFNAME, or loopback where all
-            are on one host, and the one that the host's name belongs to otherwise.
-        alive: Called now and then while waiting for others; raises where that is in vain.
-        device: Where this process's stage is, if it has one.
+        roles: The role of each process, by rank: `stage 0`, …, `the caller`.
+        transport: How messages travel. `shared`: through shared memory. `gloo`: through sockets. `nccl`: between stages
+            on GPUs through NCCL. `auto`: NCCL between stages on different GPUs, else shared memory where both processes
+            are on one host, else gloo.
+        timeout: Seconds to wait for the others, but at least `START_SECONDS`.
+        interface: The network interface of gloo's sockets; GLOO_SOCKET_IFNAME by default, else loopback where all
+            processes are on one host, else that of the host's name.
+        check_alive: Called while this process waits for others; raises if they cannot come any more.
+        device: The device of this process's stage, if it has one.
     """
 
     def __init__(
@@ -61,52 +64,52 @@ class World:
         transport: Transport,
         timeout: float,
         interface: str | None = None,
-        alive: Callable[[], object] = lambda: None,
+        check_alive: Callable[[], object] = lambda: None,
         device: torch.device | None = None,
     ) -> None:
-        self._alive, self._device = alive, device
-        self.store, self.rank, self.size, self.timeout = store, rank, len(roles), timeout
+        self._check_alive, self._device = check_alive, device
+        self.store, self.rank, self.size, self.timeout = store, rank, len(roles), start_timeout(timeout)
         self._roles, self._transport, self._interface = roles, transport, interface
         self._listener: socket.socket | None = None
 
     def join(
-        self, wires: Sequence[Wire], met: Callable[[], object] = lambda: None
+        self, wires: Sequence[Wire], check: Callable[[], object] = lambda: None
     ) -> tuple[dict[str, Sender], dict[str, Receiver]]:
-        """Meets all others; gives this process's ends of all wires, by name. Everybody has the same list of wires.
+        """Wait for all processes; return this process's ends of all wires, by name.
 
-        `met` is called when all are there, before the first wire is made.
+        Every process gives the same list of wires. `check` is called when all have joined, before a wire is made.
         """
         try:
-            self._meet()
-            met()
+            self._barrier()
+            check()
             return self._connect(wires)
         finally:
             if self._listener is not None:
                 self._listener.close()
 
-    def _meet(self) -> None:
-        """Says where this process is, and waits until all others have."""
+    def _barrier(self) -> None:
+        """Publish host and process id, and wait until all others have done so."""
         if AVAILABLE and self._transport != "gloo":
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listener.bind(self._address(self.rank))
             self._listener.listen(256)
-            self._listener.settimeout(_GLANCE)
-        here = {"host": socket.gethostname(), "place": _place(), "pid": os.getpid(), "gpu": _gpu(self._device)}
-        self.store.set(f"place/{self.rank}", json.dumps(here))
+            self._listener.settimeout(_POLL_SECONDS)
+        here = {"host": socket.gethostname(), "memory": _memory(), "pid": os.getpid(), "gpu": _gpu(self._device)}
+        self.store.set(f"process/{self.rank}", json.dumps(here))
         deadline = time.monotonic() + self.timeout
         for rank in range(self.size):
-            while not self.store.check([f"place/{rank}"]):
-                self._alive()
+            while not self.store.check([f"process/{rank}"]):
+                self._check_alive()
                 if time.monotonic() > deadline:
                     raise LostError(f"{self._roles[rank]} (rank {rank})", f"has not joined in {self.timeout:g} s")
-                time.sleep(_GLANCE)
-        self._places = [json.loads(self.store.get(f"place/{rank}")) for rank in range(self.size)]
+                time.sleep(_POLL_SECONDS)
+        self._processes = [json.loads(self.store.get(f"process/{rank}")) for rank in range(self.size)]
 
     @property
     def titles(self) -> dict[int, str]:
-        """What each process is called in errors."""
-        told = zip(self._roles, self._places)
-        return {rank: f"{role} (rank {rank}, pid {p['pid']} on {p['host']})" for rank, (role, p) in enumerate(told)}
+        """The name of each process in errors."""
+        pairs = enumerate(zip(self._roles, self._processes))
+        return {rank: f"{role} (rank {rank}, pid {p['pid']} on {p['host']})" for rank, (role, p) in pairs}
 
     def _connect(self, wires: Sequence[Wire]) -> tuple[dict[str, Sender], dict[str, Receiver]]:
         shared = {wire.name for wire in wires if self._is_shared(wire)}
@@ -116,22 +119,22 @@ class World:
             if wire.sender == self.rank:
                 peer = self.titles[wire.receiver]
                 if wire.name in shared:
-                    senders[wire.name] = SharedSender(self._call(wire), wire.capacity, peer)
+                    senders[wire.name] = SharedSender(self._dial(wire), wire.capacity, peer)
                 else:
                     senders[wire.name] = GlooSender(self.gloo, wire.receiver, tag, wire.capacity, peer)
             elif wire.receiver == self.rank and wire.name not in shared:
                 receivers[wire.name] = GlooReceiver(self.gloo, wire.sender, tag, self.titles[wire.sender])
-        awaited = {wire.name: wire for wire in wires if wire.receiver == self.rank and wire.name in shared}
-        while len(awaited) > sum(name in receivers for name in awaited):
-            name, line = self._answer(awaited)
-            receivers[name] = SharedReceiver(line, self.titles[awaited[name].sender])
+        expected = {wire.name: wire for wire in wires if wire.receiver == self.rank and wire.name in shared}
+        while len(expected) > sum(name in receivers for name in expected):
+            name, line = self._accept(expected)
+            receivers[name] = SharedReceiver(line, self.titles[expected[name].sender])
         if len(shared) < len(wires):
-            self.gloo  # noqa: B018 - everybody takes part in making the group
-        self._join_gpus(wires, senders, receivers)
+            self.gloo  # noqa: B018 - every process takes part in making the group
+        self._connect_gpus(wires, senders, receivers)
         return senders, receivers
 
-    def _join_gpus(self, wires: Sequence[Wire], senders: dict[str, Sender], receivers: dict[str, Receiver]) -> None:
-        """Gives the wires between GPUs a way of their own, one after the other in the same order everywhere."""
+    def _connect_gpus(self, wires: Sequence[Wire], senders: dict[str, Sender], receivers: dict[str, Receiver]) -> None:
+        """Make wires between GPUs out of those between their hosts, in the same order in every process."""
         for wire in wires:
             if self.rank not in (wire.sender, wire.receiver) or not self._is_nccl(wire):
                 continue
@@ -145,14 +148,14 @@ class World:
             except RuntimeError as error:
                 reason = str(error).strip().split("\n")[-1]
                 raise RuntimeError(
-                    f"NCCL cannot join {self.titles[wire.sender]} and {self.titles[wire.receiver]} ({reason}): give "
+                    f"NCCL cannot connect {self.titles[wire.sender]} and {self.titles[wire.receiver]} ({reason}): give "
                     "each stage a GPU of its own, or use transport='gloo' or 'shared'"
                 ) from error
 
     def _is_nccl(self, wire: Wire) -> bool:
         if not wire.joins_stages or self._transport not in ("auto", "nccl"):
             return False
-        gpus = [self._places[rank]["gpu"] for rank in (wire.sender, wire.receiver)]
+        gpus = [self._processes[rank]["gpu"] for rank in (wire.sender, wire.receiver)]
         if self._transport == "auto":
             return nccl.AVAILABLE and "" not in gpus and gpus[0] != gpus[1]
         for rank, gpu in zip((wire.sender, wire.receiver), gpus):
@@ -163,7 +166,7 @@ class World:
         return True
 
     def _is_shared(self, wire: Wire) -> bool:
-        together = self._places[wire.sender]["place"] == self._places[wire.receiver]["place"] != ""
+        together = self._processes[wire.sender]["memory"] == self._processes[wire.receiver]["memory"] != ""
         if self._transport == "shared" and not together:
             raise ValueError(
                 f"transport='shared': {self.titles[wire.sender]} and {self.titles[wire.receiver]} share no memory; "
@@ -173,13 +176,13 @@ class World:
 
     @cached_property
     def gloo(self) -> Any:
-        """torch.distributed's group of all processes, made when the first wire needs it."""
+        """The gloo process group of all processes, made when the first wire needs it."""
         options = dist.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
-        options._timeout = timedelta(days=1)  # waiting is no error: a lost peer is noticed by its missing pulse
+        options._timeout = timedelta(days=1)  # waiting is no error: heartbeats tell when a peer is lost
         interface = self._interface or os.environ.get("GLOO_SOCKET_IFNAME")
         if interface:
             device = dist.ProcessGroupGloo.create_device(interface=interface)
-        elif len({place["host"] + place["place"] for place in self._places}) == 1:
+        elif len({process["host"] + process["memory"] for process in self._processes}) == 1:
             device = dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
         else:
             device = dist.ProcessGroupGloo.create_default_device()
@@ -194,54 +197,50 @@ class World:
     def _address(self, rank: int) -> str:
         return f"\0freewheel-{self._token}-{rank}"  # in the abstract namespace: no file, and gone with the process
 
-    def _call(self, wire: Wire) -> socket.socket:
+    def _dial(self, wire: Wire) -> socket.socket:
         line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             line.connect(self._address(wire.receiver))
         except OSError:
             raise LostError(self.titles[wire.receiver]) from None
-        line.sendall(wire.name.ljust(_NAME).encode())
+        line.sendall(wire.name.ljust(_NAME_BYTES).encode())
         return line
 
-    def _answer(self, awaited: dict[str, Wire]) -> tuple[str, socket.socket]:
+    def _accept(self, expected: dict[str, Wire]) -> tuple[str, socket.socket]:
         assert self._listener is not None
         deadline = time.monotonic() + self.timeout
         while True:
             try:
                 line, _ = self._listener.accept()
             except TimeoutError:
-                self._alive()
+                self._check_alive()
                 if time.monotonic() < deadline:
                     continue
-                missing = next(self.titles[wire.sender] for wire in awaited.values())
-                raise LostError(missing, f"has not called in {self.timeout:g} s") from None
+                missing = next(self.titles[wire.sender] for wire in expected.values())
+                raise LostError(missing, f"has not connected in {self.timeout:g} s") from None
             line.settimeout(self.timeout)
-            name = _read(line, _NAME).decode().strip()
-            if name in awaited and _is_ours(line):
+            name = _read(line, _NAME_BYTES).decode().strip()
+            if name in expected and _is_same_user(line):
                 line.settimeout(None)
                 return name, line
             line.close()
 
 
-_GLANCE = 0.01  # seconds between two looks at whether waiting makes sense
-_NAME = 64  # bytes of a wire's name on the line
-
-
 def _read(line: socket.socket, count: int) -> bytes:
     data = b""
-    while len(data) < count and (part := line.recv(count - len(data))):
-        data += part
+    while len(data) < count and (chunk := line.recv(count - len(data))):
+        data += chunk
     return data
 
 
-def _is_ours(line: socket.socket) -> bool:
-    """Whether the caller belongs to the same user."""
+def _is_same_user(line: socket.socket) -> bool:
+    """Whether the process at the other end belongs to the same user."""
     credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return int.from_bytes(credentials[4:8], "little") == os.getuid()
 
 
-def _place() -> str:
-    """What two processes have in common if they can reach each other without a network; empty where none can."""
+def _memory() -> str:
+    """An id that two processes share if they can share memory; empty where none can."""
     if not AVAILABLE:
         return ""
     boot = Path("/proc/sys/kernel/random/boot_id")
@@ -252,10 +251,15 @@ def _place() -> str:
 
 
 def _gpu(device: torch.device | None) -> str:
-    """What tells one GPU from all others; empty for anything else."""
+    """The id of a GPU; empty for any other device."""
     if device is None or device.type != "cuda":
         return ""
     return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def start_timeout(timeout: float) -> float:
+    """How long to wait for a process that starts."""
+    return max(timeout, START_SECONDS)
 
 
 def fresh_store(timeout: float) -> tuple[Any, int]:
@@ -273,11 +277,11 @@ def joined_store(port: int, timeout: float) -> Any:
 
 
 def prefixed(prefix: str, store: Any) -> Any:
-    """The part of a store whose keys begin so."""
+    """A view of a store in which every key has a prefix."""
     return dist.PrefixStore(prefix, store)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _store(port: int, timeout: float, **options: Any) -> Any:
-    wait = timedelta(seconds=timeout)
+    wait = timedelta(seconds=start_timeout(timeout))
     make = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
     return make("127.0.0.1", port, timeout=wait, wait_for_workers=False, **options)

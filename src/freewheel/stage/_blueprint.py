@@ -146,7 +146,7 @@ def _factories(given: Any, stages: Sequence[nn.Module]) -> list[OptimizerFactory
     for key in by_stage:
         if key not in range(len(stages)):
             raise ValueError(f"optimizer has a factory for stage {key!r}, but the stages are 0 to {len(stages) - 1}")
-    out: list[OptimizerFactory | None] = []
+    out: list[Any] = []
     for k, stage in enumerate(stages):
         parameters = [p for p in stage.parameters() if p.requires_grad]
         if parameters and k not in by_stage:

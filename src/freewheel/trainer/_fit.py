@@ -23,13 +23,12 @@ from freewheel._seeds import seed_of
 from freewheel.checkpoint import Checkpoint, CheckpointWriter, FitPosition
 from freewheel.runtime import (
     NOT_FINITE,
-    Abroad,
+    RUNTIMES,
     Cut,
     Feed,
     Outcome,
     Run,
     Start,
-    rank_and_size,
     recall,
     remember,
     seeded,
@@ -91,7 +90,7 @@ class Fit:
         self._watched = request.validate is not None or bool(request.callbacks)
         self._shadows = copy.deepcopy(self._modules) if self._watched else []
         start = Start(position.batches, position.epoch, position.first, position.last)
-        self._silent = setup.config.runtime == "torchrun" and rank_and_size()[0] > 0  # rank 0 speaks for all
+        self._silent = not RUNTIMES[setup.config.runtime].leads
         shown = False if self._silent else request.progress
         self._bar = ProgressBar(request.loader, request.epochs, done=start.batch, enabled=shown)
         remembers = partial(remember, request.loader) if writer else None
@@ -105,23 +104,18 @@ class Fit:
         config, writer, resumed = self._setup.config, self._writer, self._resumed
         seed = seed_of(config.seed, self._before.batches)
         run = Run(
+            config,
             self._stages,
+            self._setup.blueprints,
             self._feed,
             on_cut=self._on_cut,
             states=self._watched,
-            threads=config.threads or 1,
             seed=seed,
             batches_before=self._before.batches,
             epochs_before=self._before.epochs,
-            saver=writer,
-            restart=resumed,
-            abroad=Abroad(
-                orders=[blueprint.build for blueprint in self._setup.blueprints],
-                timeout=config.timeout,
-                transport=config.transport,
-                interface=config.interface,
-                tell=lambda outcome: self._finished(outcome).as_dict(),
-            ),
+            writer=writer,
+            checkpoint=resumed,
+            encode_history=lambda outcome: self._finished(outcome).as_dict(),
         )
         runner = self._setup.method.runner(config.runtime, self._setup.blueprints)
         writing = writer.lock() if writer else nullcontext()
@@ -133,7 +127,7 @@ class Fit:
 
     def _on_cut(self, cut: Cut) -> bool:
         if self._writer and cut.saved:
-            files = [file for part in cut.parts for file in part.saved]
+            files = [file for snapshot in cut.snapshots for file in snapshot.saved]
             self._writer.complete(files, *self._position(cut.batches, cut.time))
             return False
         # Scoring must not draw from the generators of the feed: when it happens depends on timing.
@@ -147,9 +141,9 @@ class Fit:
             raise FloatingPointError(f"the mean loss of epoch {record.epoch + 1} is {record.loss}: {NOT_FINITE}")
         self._since = cut.time
         self._feed.forget(cut.batches)
-        for shadow, part in zip(self._shadows, cut.parts):
-            assert part.state is not None
-            load_tensors(shadow, part.state["module"])
+        for shadow, snapshot in zip(self._shadows, cut.snapshots):
+            assert snapshot.state is not None
+            load_tensors(shadow, snapshot.state["module"])
         if self._request.validate is not None:
             score = evaluate(self._shadows, self._request.validate, self._setup.config)
             record = replace(record, validation=score)
@@ -160,18 +154,18 @@ class Fit:
 
     def _conclude(self, outcome: Outcome) -> History:
         """Puts the stages where the run has ended, and saves the end."""
-        if outcome.told is not None:
-            return History.from_dict(outcome.told)
+        if outcome.history is not None:
+            return History.from_dict(outcome.history)
         stopped = outcome.stopped_at
         if stopped is not None:
-            for stage, part in zip(self._stages, stopped.parts):
-                assert part.state is not None
-                stage.load(part.state)
+            for stage, snapshot in zip(self._stages, stopped.snapshots):
+                assert snapshot.state is not None
+                stage.load(snapshot.state)
         history, feed = self._history, self._feed
         history.stopped, history.interrupted = stopped is not None, feed.stopped
         if self._writer:
             assert outcome.rest is not None
-            counts, epochs = [part.counts for part in outcome.rest.parts], self._request.epochs
+            counts, epochs = [snapshot.counts for snapshot in outcome.rest.snapshots], self._request.epochs
             if stopped is not None or not feed.stopped:
                 end = FitPosition(batches=history.batches, epochs=epochs, epoch=epochs, history=history.as_dict())
                 self._writer.save(self._stages, counts, end)
@@ -196,14 +190,14 @@ class Fit:
     def _finished(self, outcome: Outcome) -> History:
         """The history with what came after its last epoch."""
         epochs, rest = list(self._history.epochs), outcome.rest
-        if outcome.stopped_at is None and rest is not None and rest.parts[-1].losses:
+        if outcome.stopped_at is None and rest is not None and rest.snapshots[-1].losses:
             epochs.append(replace(_record(rest, self._history, since=self._since), complete=False))
         return History(epochs=epochs, interrupted=self._feed.stopped, stopped=outcome.stopped_at is not None)
 
 
 def _record(cut: Cut, history: History, *, since: float) -> Epoch:
     seconds = max(cut.time - since, 1e-9)
-    loss, samples = mean_loss(cut.parts[-1].losses)
+    loss, samples = mean_loss(cut.snapshots[-1].losses)
     return Epoch(
         epoch=len(history.epochs),
         batches=cut.batches,
@@ -212,9 +206,9 @@ def _record(cut: Cut, history: History, *, since: float) -> Epoch:
         validation=None,
         seconds=seconds,
         images_per_second=samples / seconds,
-        busy=tuple(min(1.0, part.busy / seconds) for part in cut.parts),
-        staleness=tuple(part.gaps / max(1, part.updates) for part in cut.parts),
-        layers={name: LayerUpdates(*counts) for part in cut.parts for name, counts in part.layers.items()},
+        busy=tuple(min(1.0, each.busy / seconds) for each in cut.snapshots),
+        staleness=tuple(each.gaps / max(1, each.updates) for each in cut.snapshots),
+        layers={name: LayerUpdates(*counts) for each in cut.snapshots for name, counts in each.layers.items()},
     )
 
 

@@ -27,7 +27,7 @@ from freewheel.checkpoint import (
 )
 from freewheel.methods import Method
 from freewheel.plan import Plan
-from freewheel.runtime import check_started, device_mesh, joined_job, rank_and_size
+from freewheel.runtime import RUNTIMES
 from freewheel.split import Stages
 from freewheel.trainer._callbacks import Callback, StageSequence
 from freewheel.trainer._evaluate import evaluate
@@ -63,11 +63,8 @@ class Trainer:
         self._model = stages.model if isinstance(stages, Stages) else StageSequence(modules)
         self._setup = setup = set_up(modules, self._model, config)
         self._stages = [blueprint.build() for blueprint in setup.blueprints[: len(modules)]]
-        if config.runtime == "torchrun":
-            check_started(len(modules), config.replicas)
-        if config.runtime == "processes":
-            for blueprint in setup.blueprints[: len(modules)]:
-                blueprint.check_picklable()
+        self._runtime = RUNTIMES[config.runtime]
+        self._runtime.check(config, setup.blueprints)
         setup.options.credit.check_epochs(self._stages, range(1))
         self._before = Before()
         self._running = False
@@ -126,7 +123,7 @@ class Trainer:
         """Under torchrun, all processes save one run; one that was started again goes on from its last checkpoint."""
         if self._resumed is not None:
             return
-        self._run, restarted = joined_job(self._run)
+        self._run, restarted = self._runtime.join_job(self._run)
         latest = find_latest(folder, self._run) if restarted else None
         if latest is not None and latest.manifest.unfinished:
             self._resume_from(latest)
@@ -165,8 +162,8 @@ class Trainer:
             batches_before=self._before.batches,
             epochs_before=self._before.epochs,
         )
-        completes = self.config.runtime != "torchrun" or rank_and_size()[0] == 0
-        return CheckpointWriter(folder=folder, every=every, names=self._names, manifest=manifest, completes=completes)
+        leads = self._runtime.leads
+        return CheckpointWriter(folder=folder, every=every, names=self._names, manifest=manifest, completes=leads)
 
     @property
     def stages(self) -> list[nn.Module]:
@@ -189,10 +186,7 @@ class Trainer:
 
     def mesh(self) -> DeviceMesh:
         """Under `torchrun`, its processes as a mesh of R replicas by K stages, for collectives of one's own."""
-        if self.config.runtime != "torchrun":
-            runtime = self.config.runtime
-            raise RuntimeError(f"mesh with runtime={runtime!r}: only the processes of 'torchrun' form a mesh")
-        return device_mesh(len(self._stages), self.config.replicas, timeout=self.config.timeout)
+        return self._runtime.mesh(self.config, len(self._stages))
 
     def evaluate(self, loader: Iterable[Any]) -> Score:
         """Computes the loss and the metric on a loader, in eval mode; nothing is changed."""
@@ -261,6 +255,5 @@ class Trainer:
         if where is None:
             return None
         self.method.check_checkpoints("save_to")
-        if self.config.runtime == "torchrun":
-            self._join_job(where[0])
+        self._join_job(where[0])
         return self._writer(*where)
