@@ -304,7 +304,7 @@ def test_a_torchvision_for_another_torch_is_named(monkeypatch):
         (
             lambda: models.stages("mobilenet-v2"),
             ValueError,
-            "fcl-tanh have one, and in four efficientnet-lite0, torchvision/resnet18, ",
+            "fcl-tanh have one in three stages, efficientnet-lite0, torchvision/resnet18, ",
         ),
     ],
 )

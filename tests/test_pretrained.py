@@ -137,7 +137,7 @@ def test_code_in_a_file_is_not_run(file, tmp_path):
         models.load_pretrained(digits(), file)
     assert not harm.exists()
     assert str(caught.value) == (
-        f"path='{file}' is not a state dict of tensors alone, and nothing else is unpickled: "
+        f"path='{file}' is not a state dict of tensors only, and nothing else is unpickled: "
         "write one with torch.save(model.state_dict(), file)"
     )
 
@@ -150,10 +150,10 @@ def without(*keys: str) -> dict[str, Tensor]:
     ("content", "options", "error", "message"),
     [
         (None, {}, FileNotFoundError, "there is no such file; write one with torch.save(model.state_dict(), file)"),
-        (b"", {}, ValueError, "is not a state dict of tensors alone"),
-        (b"not weights", {}, ValueError, "is not a state dict of tensors alone"),
-        (b"PK\x03\x04 cut short", {}, ValueError, "is not a state dict of tensors alone"),
-        (nn.Linear(2, 2), {}, ValueError, "is not a state dict of tensors alone"),
+        (b"", {}, ValueError, "is not a state dict of tensors only"),
+        (b"not weights", {}, ValueError, "is not a state dict of tensors only"),
+        (b"PK\x03\x04 cut short", {}, ValueError, "is not a state dict of tensors only"),
+        (nn.Linear(2, 2), {}, ValueError, "is not a state dict of tensors only"),
         ([torch.ones(2)], {}, ValueError, "holds a list instead of a state dict"),
         ({"state_dict": {}, "epoch": 3}, {}, ValueError, "maps names to tensors, but 'state_dict' to dict"),
         ({3: torch.ones(2)}, {}, ValueError, "maps names to tensors, but 3 to Tensor"),
@@ -169,7 +169,7 @@ def without(*keys: str) -> dict[str, Tensor]:
             {**without(), "conv1.weight": torch.ones(2, 3, 3, 3)},
             {},
             ValueError,
-            "conv1.weight is (2, 3, 3, 3) in the file but (2, 1, 3, 3) in the model: build the network that it was ",
+            "conv1.weight is (2, 3, 3, 3) in the file but (2, 1, 3, 3) in the model: build the network it was ",
         ),
         (
             {**without(), "conv1.weight": torch.ones(2, 3, 3, 3)},
@@ -177,8 +177,13 @@ def without(*keys: str) -> dict[str, Tensor]:
             ValueError,
             "conv1.weight is (2, 3, 3, 3) in the file",
         ),
-        (without(), {"head": "head"}, ValueError, "head='head' is no layer of the model: give one of conv1, bn1, "),
-        (without(), {"head": 3}, TypeError, "head must be the name of a submodule or a pattern such as '*fc*', got 3"),
+        (
+            without(),
+            {"head": "head"},
+            ValueError,
+            "head='head' matches no layer of the model: give one of conv1, bn1, ",
+        ),
+        (without(), {"head": 3}, TypeError, "head=3: give the name of a submodule or a pattern such as '*fc*'"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line_and_changes_nothing(file, content, options, error, message):

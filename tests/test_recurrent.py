@@ -614,9 +614,9 @@ def test_models_are_cut_between_layers(name: str, shape: tuple[int, ...], out: t
         (
             lambda: fw.models.build("gru", in_shape=(1, 8, 8)),
             ValueError,
-            "in_shape must be (steps, features), or (steps,",
+            "give (steps, features), or (steps,",
         ),
-        (lambda: fw.models.build("gru", in_shape=8), TypeError, "in_shape must be (steps, features), or (steps,)"),
+        (lambda: fw.models.build("gru", in_shape=8), TypeError, "in_shape=8: give (steps, features), or (steps,)"),
         (lambda: fw.models.build("rnn", in_shape=(8, 0)), ValueError, "in_shape[1]=0: give 1 or more"),
         (lambda: fw.models.build("lstm", layers=0), ValueError, "layers=0: give 1 or more"),
         (lambda: fw.models.build("lstm", hidden=1.5), TypeError, "hidden=1.5: give a whole number"),

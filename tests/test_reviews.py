@@ -120,7 +120,11 @@ def test_a_bad_line_is_named(tmp_path, content, message):
         (lambda root: data.load("imdb", root=root), FileNotFoundError, "test.jsonl is missing: put reviews there"),
         (lambda root: data.load("imdb", root=root, steps=0), ValueError, "steps=0: give 1 or more"),
         (lambda root: data.load("imdb", root=root, words=2), ValueError, "words=2: give 3 or more"),
-        (lambda root: data.load("text", root=root, words=9), ValueError, "words is for 'imdb' alone: 'text' has its"),
+        (
+            lambda root: data.load("text", root=root, words=9),
+            ValueError,
+            "words is only for 'imdb': leave it out for 'text'",
+        ),
         (lambda root: data.load("imdb", root=root, augment=True), ValueError, "'imdb' has no augmentation"),
     ],
 )

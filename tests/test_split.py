@@ -19,6 +19,7 @@ from freewheel.split import SplitReport, Stages, split
 from freewheel.tangents import Drawer
 
 splitting = importlib.import_module("freewheel.split._split")
+measuring = importlib.import_module("freewheel.split._measure")
 
 
 class Block(nn.Module):
@@ -556,13 +557,23 @@ class Doubling(nn.Module):
 
 
 @pytest.mark.parametrize(("by", "calls"), [("time", {"backward": 9}), ("forward", {"jvp": 9})])
-def test_the_steps_that_are_measured_are_of_the_kind_asked_for(by, calls):
+def test_the_steps_that_are_measured_are_of_the_kind_asked_for(by, calls, monkeypatch):
+    monkeypatch.setattr(measuring, "BUDGET_SECONDS", math.inf)
     Counted.calls.clear()
     split(nn.Sequential(nn.Linear(4, 4), Doubling(), nn.Linear(4, 2)), 2, example=torch.randn(3, 4), by=by)
     assert Counted.calls == calls
 
 
+def test_a_slow_model_is_measured_in_one_step(monkeypatch):
+    monkeypatch.setattr(measuring, "BUDGET_SECONDS", 0)
+    Counted.calls.clear()
+    report = split(nn.Sequential(nn.Linear(4, 4), Doubling()), 2, example=torch.randn(3, 4)).report
+    assert Counted.calls == {"backward": 1}
+    assert all(cost > 0 for cost in report.costs)
+
+
 def test_tangents_are_drawn_for_the_pass_and_for_the_update(monkeypatch):
+    monkeypatch.setattr(measuring, "BUDGET_SECONDS", math.inf)
     real, drawn = Drawer.draw, []
     monkeypatch.setattr(Drawer, "draw", lambda self, key, like: drawn.append(like.shape) or real(self, key, like))
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2).requires_grad_(False))

@@ -1,4 +1,4 @@
-"""Data sets by name, from memory: `load("digits")`."""
+"""Data sets by name, held in memory: `load("digits")`."""
 
 from __future__ import annotations
 

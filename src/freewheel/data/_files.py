@@ -1,6 +1,6 @@
 """Readers of the MNIST (idx) and CIFAR-10 (binary) file formats.
 
-A file is checked before it is believed: its magic number, its size and its labels.
+The magic number, size and labels of a file are checked.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-# An idx file opens with two zero bytes, the type of its items (8: unsigned byte) and its number of
-# dimensions; a big-endian 32-bit size for each dimension follows, then the items.
+# An idx file begins with two zero bytes, the type of its items (8: unsigned byte) and its number of
+# dimensions, followed by a big-endian 32-bit size for each dimension and the items.
 _IDX_BYTE = 8
 
 _CIFAR_SHAPE = (3, 32, 32)
 
 
 def _read_bytes(path: Path, *, wanted: str) -> bytearray:
-    """The bytes of `path`, or of `path`.gz unpacked if there is no plain file."""
+    """The bytes of `path` or, if it does not exist, of the decompressed `path`.gz."""
     packed = path.with_name(path.name + ".gz")
     if path.is_file():
         content = path.read_bytes()
@@ -30,7 +30,7 @@ def _read_bytes(path: Path, *, wanted: str) -> bytearray:
         try:
             content = gzip.decompress(packed.read_bytes())
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(f"{packed} is not a whole gzip file ({error}): fetch it again") from None
+            raise ValueError(f"{packed} is not a complete gzip file ({error}): download it again") from None
     else:
         raise FileNotFoundError(f"{path} is missing: put {wanted} there")
     if not content:
@@ -41,7 +41,7 @@ def _read_bytes(path: Path, *, wanted: str) -> bytearray:
 def _check_labels(path: Path, labels: Tensor, classes: int) -> Tensor:
     highest = int(labels.max())
     if highest >= classes:
-        raise ValueError(f"{path} has a label {highest}: labels must be from 0 to {classes - 1}")
+        raise ValueError(f"{path} contains the label {highest}: labels must be from 0 to {classes - 1}")
     return labels.to(torch.int64)
 
 
@@ -49,8 +49,8 @@ def read_idx(path: Path | str, *, dims: int) -> Tensor:
     """Read an idx file of unsigned bytes, the format of MNIST.
 
     Args:
-        path: the file; if there is none, the same name with `.gz` is tried.
-        dims: how many dimensions it must have: 3 for images, 1 for labels.
+        path: the file; if it does not exist, the same name with `.gz`.
+        dims: the expected number of dimensions: 3 for images, 1 for labels.
 
     Returns:
         A uint8 tensor.
@@ -67,26 +67,26 @@ def read_idx(path: Path | str, *, dims: int) -> Tensor:
     content = _read_bytes(path, wanted=f"an idx{dims}-ubyte file, plain or .gz,")
     magic = bytes([0, 0, _IDX_BYTE, dims])
     if content[:4] != magic:
-        raise ValueError(f"{path} opens with {content[:4].hex()}: an idx{dims}-ubyte file opens with {magic.hex()}")
+        raise ValueError(f"{path} begins with {content[:4].hex()}: an idx{dims}-ubyte file begins with {magic.hex()}")
     header = 4 + 4 * dims
     if len(content) < header:
-        raise ValueError(f"{path} is cut short: its header has {len(content)} of {header} bytes")
+        raise ValueError(f"{path} is truncated: its header has {len(content)} of {header} bytes")
     shape = [int.from_bytes(content[i : i + 4], "big") for i in range(4, header, 4)]
     wanted = header + math.prod(shape)
     if len(content) != wanted:
-        what = "is cut short" if len(content) < wanted else "is too long"
-        raise ValueError(f"{path} {what}: it has {len(content)} bytes, its header asks for {wanted}")
+        what = "is truncated" if len(content) < wanted else "is too long"
+        raise ValueError(f"{path} {what}: it has {len(content)} bytes, its header says {wanted}")
     if 0 in shape:
-        raise ValueError(f"{path} holds nothing: its header says {' x '.join(map(str, shape))}")
+        raise ValueError(f"{path} has no items: its header says {' x '.join(map(str, shape))}")
     return torch.frombuffer(content, dtype=torch.uint8, offset=header).view(shape)
 
 
 def read_mnist(folder: Path | str, split: str) -> tuple[Tensor, Tensor]:
-    """Read the images and labels of MNIST or of a data set laid out like it.
+    """Read the images and labels of MNIST or of a data set in the same format.
 
     Args:
-        folder: holds `train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and the two `t10k-` files, plain
-            or with `.gz`.
+        folder: contains `train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and the two `t10k-` files, plain
+            or as `.gz`.
         split: `"train"` or `"t10k"`.
 
     Returns:
@@ -131,6 +131,6 @@ def read_cifar10(path: Path | str) -> tuple[Tensor, Tensor]:
     content = _read_bytes(path, wanted="a batch of the binary version of CIFAR-10")
     row = 1 + math.prod(_CIFAR_SHAPE)
     if len(content) % row:
-        raise ValueError(f"{path} is cut short: it has {len(content)} bytes, not a multiple of a row's {row}")
+        raise ValueError(f"{path} is truncated: it has {len(content)} bytes, not a multiple of a row's {row}")
     rows = torch.frombuffer(content, dtype=torch.uint8).view(-1, row)
     return rows[:, 1:].reshape(-1, *_CIFAR_SHAPE), _check_labels(path, rows[:, 0], 10)

@@ -1,4 +1,4 @@
-"""Batches from tensors that are in memory."""
+"""Batches from tensors in memory."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from freewheel._errors import whole_number
-from freewheel.data._check import flag
-from freewheel.data._random import seeded
+from freewheel._errors import of_type, whole_number
+from freewheel.data._random import generator_for
 from freewheel.data._transform import Transform
 
 
 class TensorLoader:
-    """A sized loader over tensors, which can be iterated again and again.
+    """A sized loader over tensors that can be iterated repeatedly.
 
-    Epoch `e` of seed `s` is always the same: the same order and the same augmentation, whatever was
-    iterated before. `epoch(e)` gives that epoch; a plain `for` goes on to the next one, starting at 0.
+    Epoch `e` of seed `s` always has the same order and the same augmentation, independently of what was
+    iterated before. `epoch(e)` iterates that epoch; a plain `for` iterates the next one, starting at 0.
 
     Args:
-        images: a tensor of images, the first dimension counts them.
-        labels: a tensor with a label for each.
+        images: a tensor whose first dimension is the number of images.
+        labels: a tensor with a label for each image.
         batch_size: images in a batch.
-        shuffle: whether each epoch has its own order, else the order is that of the tensors.
-        seed: decides the order and what the transform draws.
-        drop_last: whether to leave out a last batch that is smaller than the others.
-        transform: applied to the images of each batch, with a generator to draw from.
+        shuffle: whether each epoch has its own order instead of that of the tensors.
+        seed: determines the order and the random numbers of the transform.
+        drop_last: whether to skip a last batch that is smaller than the others.
+        transform: applied to the images of each batch, together with a generator.
 
     Example:
         >>> images, labels = torch.arange(5.0).view(5, 1), torch.arange(5)
@@ -55,15 +54,15 @@ class TensorLoader:
             if not isinstance(value, Tensor) or value.dim() == 0:
                 raise TypeError(f"{argument} must be a tensor with a row for each image, got {value!r:.80}")
         if len(images) != len(labels):
-            raise ValueError(f"images and labels must be as many, got {len(images)} and {len(labels)}")
+            raise ValueError(f"images and labels must have the same length, got {len(images)} and {len(labels)}")
         if len(images) == 0:
             raise ValueError("images must not be empty, got none")
         self.images = images
         self.labels = labels
         self.batch_size = whole_number("batch_size", batch_size, least=1)
-        self.shuffle = flag("shuffle", shuffle)
+        self.shuffle = of_type("shuffle", shuffle, bool, "give True or False")
         self.seed = whole_number("seed", seed, least=0)
-        self.drop_last = flag("drop_last", drop_last)
+        self.drop_last = of_type("drop_last", drop_last, bool, "give True or False")
         self.transform = transform
         self._next_epoch = 0
         if len(self) == 0:
@@ -83,15 +82,15 @@ class TensorLoader:
         return self._batches(epoch)
 
     def state_dict(self) -> dict[str, int]:
-        """Which epoch comes next; checkpoints hold it."""
+        """The next epoch, for checkpoints."""
         return {"epoch": self._next_epoch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes on with that epoch."""
+        """Continue with that epoch."""
         self._next_epoch = whole_number("epoch", state["epoch"], least=0)
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of a given epoch, counted from 0; it does not move on what `iter` gives next.
+        """The batches of a given epoch, counted from 0, without advancing `iter`.
 
         Example:
             >>> loader = TensorLoader(torch.zeros(3, 1), torch.tensor([4, 5, 6]), batch_size=2)
@@ -101,7 +100,7 @@ class TensorLoader:
         return self._batches(whole_number("epoch", epoch, least=0))
 
     def _batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        generator = seeded(self.seed, epoch)
+        generator = generator_for(self.seed, epoch)
         count = len(self.images)
         order = torch.randperm(count, generator=generator) if self.shuffle else torch.arange(count)
         order = order.to(self.images.device)

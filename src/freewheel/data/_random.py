@@ -1,4 +1,4 @@
-"""Generators for all that is random."""
+"""Random number generators for the order and augmentation of samples."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import hashlib
 import torch
 
 
-def seeded(*parts: object) -> torch.Generator:
-    """A generator of its own for every combination of parts, such as a seed and an epoch.
+def generator_for(*keys: object) -> torch.Generator:
+    """A separate generator for every combination of keys, such as a seed and an epoch.
 
-    The hash keeps neighbours apart: torch's generator reads no more than 32 bits of a seed, and sums such as
-    seed + epoch would give epoch 1 of seed 0 the order of epoch 0 of seed 1.
+    The keys are hashed, because torch's generator uses only 32 bits of a seed, and sums such as seed + epoch would
+    give epoch 1 of seed 0 the order of epoch 0 of seed 1.
 
     Example:
-        >>> seeded(0, 1).initial_seed() == seeded(1, 0).initial_seed()
+        >>> generator_for(0, 1).initial_seed() == generator_for(1, 0).initial_seed()
         False
     """
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=4).digest()
+    digest = hashlib.blake2b("/".join(map(str, keys)).encode(), digest_size=4).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))

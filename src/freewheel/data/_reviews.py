@@ -1,4 +1,4 @@
-"""Reviews of films and whether they are favourable, from JSON lines: the form of IMDb's.
+"""Film reviews with their sentiment, from JSON Lines files: the IMDb data set.
 
 Data: Maas et al., Learning word vectors for sentiment analysis, 2011.
 """
@@ -16,19 +16,17 @@ import torch
 from torch import Tensor
 
 from freewheel._errors import whole_number
-from freewheel.data._sources import Source, data_root
+from freewheel.data._sources import Samples, data_root
 from freewheel.data._vocabulary import PADDING, UNKNOWN, cached, most_frequent
 
-STEPS = 200
-WORDS = 20_000
-TOKENIZER = 1  # counts the ways in which `words_of` has cut texts: a vocabulary is of one of them
+TOKENIZER = 1  # version of `words_of`, on which a cached vocabulary depends
 
 _FORM = '{"text": "A good film.", "label": 1}'
 _WORD = re.compile(r"\w+(?:'\w+)*")
 
 
 class Reviews(NamedTuple):
-    """The texts of a file, their labels, and a digest of the file."""
+    """The texts and labels of a file, and its digest."""
 
     texts: list[str]
     labels: list[int]
@@ -36,7 +34,7 @@ class Reviews(NamedTuple):
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in lower case, without line breaks in HTML and without punctuation.
+    """The words of a text in lower case, without HTML line breaks and punctuation.
 
     Example:
         >>> words_of("It's GREAT!<br /><br />10/10")
@@ -46,7 +44,7 @@ def words_of(text: str) -> list[str]:
 
 
 def read_reviews(path: Path | str) -> Reviews:
-    """Read a file with a JSON object in every line: a `text`, and its `label`, 0 or 1. Empty lines are passed over.
+    """Read a JSON Lines file of objects with a `text` and its `label`, 0 or 1. Empty lines are skipped.
 
     Example:
         >>> import tempfile
@@ -86,18 +84,20 @@ def _read_line(place: str, line: bytes) -> tuple[str, int]:
     return text, label
 
 
-def reviews(root: Path | None, *, steps: int, words: int, limits: Sequence[int | None] = (None, None)) -> Source:
-    """Reviews as sequences of `steps` numbers of words, with one of two classes each.
+def reviews(
+    root: Path | None, *, steps: int = 200, words: int = 20_000, limits: Sequence[int | None] = (None, None)
+) -> Samples:
+    """Reviews as sequences of `steps` word indices, each with one of two classes.
 
-    The files may hold one class after the other: here the classes take turns, so that the first few reviews are of
-    both. A longer review gives its last words, and a shorter one is padded in front: what a recurrent layer has read
-    last is always a word.
+    The files may list one class after the other: here the classes alternate, so that the first few reviews include
+    both. Long reviews are truncated to their last words and short ones are padded in front, so that the last input of
+    a recurrent layer is always a word.
 
     Args:
-        root: the folder with `imdb/train.jsonl` and `imdb/test.jsonl`, or these themselves.
+        root: the folder of `imdb/train.jsonl` and `imdb/test.jsonl`, or of the files themselves.
         steps: words in a sequence.
         words: size of the vocabulary: padding, the unknown word, and the most frequent words of `train.jsonl`.
-        limits: no more than so many reviews to train and to test.
+        limits: the maximum number of training and test reviews.
     """
     whole_number("steps", steps, least=1)
     whole_number("words", words, least=3)
@@ -109,30 +109,30 @@ def reviews(root: Path | None, *, steps: int, words: int, limits: Sequence[int |
         f"tokenizer {TOKENIZER}, {words} words, {train.sha256}",
         lambda: most_frequent(map(words_of, train.texts), words),
     )
-    number = {word: i for i, word in enumerate(vocabulary)}
-    halves = [_numbered(half, number, steps, limit) for half, limit in zip((train, test), limits)]
-    return Source(train=halves[0], test=halves[1], classes=2, normalize=None, vocabulary=vocabulary)
+    index = {word: i for i, word in enumerate(vocabulary)}
+    halves = [_encoded(half, index, steps, limit) for half, limit in zip((train, test), limits)]
+    return Samples(train=halves[0], test=halves[1], classes=2, normalize=None, vocabulary=vocabulary)
 
 
-def _numbered(half: Reviews, number: dict[str, int], steps: int, limit: int | None) -> tuple[Tensor, Tensor]:
-    order = in_turns(half.labels)[:limit]
+def _encoded(half: Reviews, index: dict[str, int], steps: int, limit: int | None) -> tuple[Tensor, Tensor]:
+    order = alternate(half.labels)[:limit]
     sequences = torch.full((len(order), steps), PADDING)
     for row, i in enumerate(order):
-        found = [number.get(word, UNKNOWN) for word in words_of(half.texts[i])[-steps:]]
+        found = [index.get(word, UNKNOWN) for word in words_of(half.texts[i])[-steps:]]
         sequences[row, steps - len(found) :] = torch.tensor(found, dtype=torch.int64)
     return sequences, torch.tensor([half.labels[i] for i in order])
 
 
-def in_turns(labels: Sequence[int]) -> list[int]:
-    """The places of all labels, those of one kind in their order, the kinds in turn as long as they last.
+def alternate(labels: Sequence[int]) -> list[int]:
+    """The indices of all labels, reordered so that the classes alternate as long as possible.
 
     Example:
-        >>> in_turns([0, 0, 0, 1, 1])
+        >>> alternate([0, 0, 0, 1, 1])
         [0, 3, 1, 4, 2]
     """
     seen: dict[int, int] = {}
     turns: list[tuple[int, int, int]] = []
-    for place, label in enumerate(labels):
-        turns.append((seen.get(label, 0), label, place))
+    for i, label in enumerate(labels):
+        turns.append((seen.get(label, 0), label, i))
         seen[label] = seen.get(label, 0) + 1
-    return [place for _, _, place in sorted(turns)]
+    return [i for _, _, i in sorted(turns)]

@@ -1,7 +1,7 @@
-"""Where each data set comes from: its images and labels as tensors, how to normalise and how to augment them.
+"""The data sets: images and labels as tensors, with their normalization and augmentation.
 
-Images stay as bytes in memory (CIFAR-10 takes 184 MB so, and would take 737 MB as floats) and become floats
-batch by batch. That also puts augmentation before normalisation, so that a crop is padded with black.
+Images stay bytes in memory (184 MB for CIFAR-10 instead of 737 MB as floats) and are converted batch by batch.
+So augmentation precedes normalization, and crops are padded with black.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from freewheel._errors import whole_number
+from freewheel._errors import of_type, whole_number
 from freewheel.data._files import read_cifar10, read_mnist
-from freewheel.data._random import seeded
+from freewheel.data._random import generator_for
 from freewheel.data._transform import Normalize, RandomCrop, RandomFlip, Transform
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """The two halves of a data set, (images, labels) each, before batching."""
+class Samples:
+    """The training and test samples of a data set, (images, labels) each, before batching."""
 
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
@@ -33,24 +33,25 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """One row of the table: how to read a data set, and its augmentation."""
+    """One row of the table: `read(root, **options)`, its options, the augmentation, and whether that is the default."""
 
-    read: Callable[[Path | None], Source]
+    read: Callable[..., Samples]
+    options: tuple[str, ...] = ()
     augmentation: tuple[Transform, ...] = ()
     augment: bool = False
 
 
-def data_root(name: str, root: Path | None, holds: str) -> Path:
-    """The folder of a data set's files, if there is one."""
+def data_root(name: str, root: Path | None, files: str) -> Path:
+    """Check that the folder of a data set exists."""
     if root is None:
-        raise ValueError(f"data set {name!r} is read from files: pass root=, the folder that holds {holds}")
+        raise ValueError(f"data set {name!r} is read from files: pass root=, the folder that holds {files}")
     if not root.is_dir():
-        raise FileNotFoundError(f"root {root} is not a folder: pass the one that holds {holds}")
+        raise FileNotFoundError(f"root {root} is not a folder: pass the one that holds {files}")
     return root
 
 
-def _digits(root: Path | None) -> Source:
-    """The 1797 8x8 digits that come with scikit-learn, 1437 to train and 360 to test whatever the seed."""
+def _digits(root: Path | None) -> Samples:
+    """The 1797 8x8 digits that come with scikit-learn, 1437 for training and 360 for testing."""
     try:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
@@ -63,7 +64,7 @@ def _digits(root: Path | None) -> Source:
     train_images, test_images = (torch.tensor(x, dtype=torch.uint8).view(-1, 1, 8, 8) for x in halves[:2])
     train_labels, test_labels = (torch.tensor(y, dtype=torch.int64) for y in halves[2:])
     std, mean = torch.std_mean(train_images.double())
-    return Source(
+    return Samples(
         train=(train_images, train_labels),
         test=(test_images, test_labels),
         classes=10,
@@ -71,8 +72,8 @@ def _digits(root: Path | None) -> Source:
     )
 
 
-def _digits_rows(root: Path | None) -> Source:
-    """The same as sequences of eight rows of eight pixels."""
+def _digits_rows(root: Path | None) -> Samples:
+    """The digits as sequences of eight rows of eight pixels."""
     source = _digits(root)
     assert source.normalize is not None
     halves = [
@@ -82,21 +83,21 @@ def _digits_rows(root: Path | None) -> Source:
     return replace(source, train=halves[0], test=halves[1], normalize=None)
 
 
-def _mnist(root: Path | None, *, name: str, folder: str, mean: float, std: float) -> Source:
-    raw = data_root(name, root, f"{folder}/raw/train-images-idx3-ubyte and its three companions") / folder / "raw"
+def _mnist(root: Path | None, *, name: str, folder: str, mean: float, std: float) -> Samples:
+    raw = data_root(name, root, f"{folder}/raw/train-images-idx3-ubyte and the three other files") / folder / "raw"
     train, test = read_mnist(raw, "train"), read_mnist(raw, "t10k")
     if train[0].shape[1:] != test[0].shape[1:]:
         sides = " and ".join("x".join(map(str, images.shape[2:])) for images, _ in (train, test))
         raise ValueError(f"{raw} has train and t10k images of different sizes: {sides}")
-    return Source(train=train, test=test, classes=10, normalize=Normalize(mean=(mean,), std=(std,)))
+    return Samples(train=train, test=test, classes=10, normalize=Normalize(mean=(mean,), std=(std,)))
 
 
-def _cifar10(root: Path | None) -> Source:
-    folder = data_root("cifar10", root, "cifar-10-batches-bin/data_batch_1.bin and its companions")
+def _cifar10(root: Path | None) -> Samples:
+    folder = data_root("cifar10", root, "cifar-10-batches-bin/data_batch_1.bin and the other files")
     folder = folder / "cifar-10-batches-bin"
     batches = [read_cifar10(folder / f"data_batch_{i}.bin") for i in range(1, 6)]
-    images, labels = (torch.cat(parts) for parts in zip(*batches))
-    return Source(
+    images, labels = (torch.cat(tensors) for tensors in zip(*batches))
+    return Samples(
         train=(images, labels),
         test=read_cifar10(folder / "test_batch.bin"),
         classes=10,
@@ -104,28 +105,34 @@ def _cifar10(root: Path | None) -> Source:
     )
 
 
-def synthetic(shape: Sequence[int], classes: int, train: int, test: int, seed: int) -> Source:
-    """Images that are their class's random pattern plus as much noise; the seed decides all of them.
+def synthetic(
+    root: Path | None = None,
+    *,
+    shape: Sequence[int] = (3, 32, 32),
+    classes: int = 10,
+    limits: tuple[int | None, int | None] = (None, None),
+    seed: int = 0,
+) -> Samples:
+    """Images that are the random pattern of their class plus noise of the same variance.
 
     Example:
-        >>> synthetic((1, 4, 4), classes=3, train=7, test=2, seed=0).train[1]
+        >>> synthetic(shape=(1, 4, 4), classes=3, limits=(7, 2)).train[1]
         tensor([0, 1, 2, 0, 1, 2, 0])
     """
-    if isinstance(shape, str) or not isinstance(shape, Sequence):
-        raise TypeError(f"shape must be three ints (channels, height, width), got {shape!r}")
-    if len(shape) != 3:
-        raise ValueError(f"shape must be three ints (channels, height, width), got {tuple(shape)!r}")
+    hint = "give three whole numbers (channels, height, width)"
+    if len(of_type("shape", shape, Sequence, hint)) != 3:
+        raise ValueError(f"shape={tuple(shape)!r}: {hint}")
     sides = [whole_number(f"shape[{i}]", side, least=1) for i, side in enumerate(shape)]
-    generator = seeded("synthetic", seed)
+    generator = generator_for("synthetic", seed)
     patterns = torch.randn(whole_number("classes", classes, least=2), *sides, generator=generator)
     halves: list[tuple[Tensor, Tensor]] = []
-    for count in (train, test):
-        labels = torch.arange(count) % classes
-        halves.append((patterns[labels] + torch.randn(count, *sides, generator=generator), labels))
-    return Source(train=halves[0], test=halves[1], classes=classes, normalize=None)
+    for limit, default in zip(limits, (1024, 256)):
+        labels = torch.arange(default if limit is None else limit) % classes
+        halves.append((patterns[labels] + torch.randn(len(labels), *sides, generator=generator), labels))
+    return Samples(train=halves[0], test=halves[1], classes=classes, normalize=None)
 
 
-DATA_SETS: dict[str, DataSet] = {
+IMAGES: dict[str, DataSet] = {
     "digits": DataSet(read=_digits, augmentation=(RandomCrop(padding=1),)),
     "digits-rows": DataSet(read=_digits_rows),
     "mnist": DataSet(

@@ -1,4 +1,4 @@
-"""A text of one's own, to predict its next character."""
+"""A text file, as sequences for predicting the next character."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from pathlib import Path
 import torch
 
 from freewheel._errors import whole_number
-from freewheel.data._sources import Source
-
-STEPS = 64
+from freewheel.data._sources import Samples
 
 
 def read_text(root: Path | None) -> str:
-    """The text of a file, or of the one .txt file in a folder.
+    """Read a text file, or the only .txt file in a folder.
 
     Example:
         >>> import tempfile
@@ -23,26 +21,26 @@ def read_text(root: Path | None) -> str:
         'Tyger Tyger, burning bright'
     """
     if root is None:
-        raise ValueError("data set 'text' is read from a file: pass root=, a text file or a folder that holds one")
+        raise ValueError("data set 'text' is read from a file: pass root=, a text file or a folder that contains one")
     if not root.exists():
-        raise FileNotFoundError(f"root {root} is missing: pass a text file, or a folder that holds one")
+        raise FileNotFoundError(f"root {root} is missing: pass a text file, or a folder that contains one")
     file = root
     if root.is_dir():
         files = sorted(root.glob("*.txt"))
         if len(files) != 1:
             found = ", ".join(f.name for f in files[:3]) or "none"
-            raise ValueError(f"root {root} must hold one .txt file, found {found}: pass the path of the file itself")
+            raise ValueError(f"root {root} must contain one .txt file, found {found}: pass the path of the file itself")
         file = files[0]
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not a text in UTF-8 (byte {error.start}): save it as such") from None
+        raise ValueError(f"{file} is not UTF-8 text (byte {error.start}): save it as UTF-8") from None
 
 
-def text(root: Path | None, steps: int) -> Source:
-    """Sequences of so many characters, as numbers, each with those that come next; the last tenth is to test.
+def text(root: Path | None, *, steps: int = 64) -> Samples:
+    """Sequences of `steps` character indices, with the next character as target at every step.
 
-    The vocabulary is every character of the text, in order.
+    The last tenth is the test set. The vocabulary is the sorted characters of the text.
     """
     whole_number("steps", steps, least=1)
     content = read_text(root)
@@ -50,14 +48,14 @@ def text(root: Path | None, steps: int) -> Source:
     if count < 2:
         raise ValueError(
             f"root {root} has {len(content)} characters: two sequences of {steps} and the character after them "
-            f"take {2 * steps + 1}; pass a longer text or fewer steps="
+            f"need {2 * steps + 1}; pass a longer text or fewer steps="
         )
     vocabulary = "".join(sorted(set(content)))
-    number = {character: i for i, character in enumerate(vocabulary)}
-    numbers = torch.tensor([number[character] for character in content[: count * steps + 1]])
-    inputs, targets = numbers[:-1].view(count, steps), numbers[1:].view(count, steps)
+    index = {character: i for i, character in enumerate(vocabulary)}
+    indices = torch.tensor([index[character] for character in content[: count * steps + 1]])
+    inputs, targets = indices[:-1].view(count, steps), indices[1:].view(count, steps)
     first = count - max(1, count // 10)
-    return Source(
+    return Samples(
         train=(inputs[:first], targets[:first]),
         test=(inputs[first:], targets[first:]),
         classes=len(vocabulary),

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from freewheel._errors import whole_number
+from freewheel._errors import number, whole_number
 
 Transform = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -23,9 +23,9 @@ def _batch_of_images(transform: str, images: Tensor) -> tuple[int, int, int, int
 
 @dataclass(frozen=True, kw_only=True)
 class RandomCrop:
-    """Pad each image with zeros on every side and cut a window of the old size from a random place.
+    """Pad each image with zeros on every side and crop it to its original size at a random position.
 
-    Every image draws its own row and column, each evenly from 0 to 2 * `padding`.
+    The row and column are drawn uniformly from 0 to 2 * `padding` for each image.
 
     Example:
         >>> crop = RandomCrop(padding=1)
@@ -44,7 +44,7 @@ class RandomCrop:
         """Crop a batch."""
         count, _, height, width = _batch_of_images("RandomCrop", images)
         places = torch.randint(2 * self.padding + 1, (2, count), generator=generator).to(images.device)
-        # A view of every window: (count, channels, row, column, height, width). Each image takes one.
+        # A view of all windows: (count, channels, row, column, height, width). Each image selects one.
         windows = F.pad(images, [self.padding] * 4).unfold(2, height, 1).unfold(3, width, 1)
         return windows[torch.arange(count, device=images.device), :, places[0], places[1]]
 
@@ -61,10 +61,8 @@ class RandomFlip:
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        if isinstance(self.p, bool) or not isinstance(self.p, int | float):
-            raise TypeError(f"p must be a number, got {self.p!r}")
-        if not 0 <= self.p <= 1:
-            raise ValueError(f"p must be a probability, from 0 to 1, got {self.p}")
+        if number("p", self.p, least=0, hint="a probability from 0 to 1") > 1:
+            raise ValueError(f"p={self.p}: give a probability from 0 to 1")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Flip a batch."""
@@ -75,9 +73,9 @@ class RandomFlip:
 
 @dataclass(frozen=True, kw_only=True)
 class Normalize:
-    """Turn pixels of any type into float: (pixel / scale - mean) / std, with one mean and std per channel.
+    """Convert pixels of any type to float: (pixel / scale - mean) / std, with one mean and std per channel.
 
-    It draws nothing from the generator.
+    The generator is not used.
 
     Example:
         >>> black_and_white = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2)
@@ -91,12 +89,14 @@ class Normalize:
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std):
-            raise ValueError(f"mean and std must be as long, got {len(self.mean)} and {len(self.std)} channels")
+            raise ValueError(
+                f"mean and std must have the same length, got {len(self.mean)} and {len(self.std)} channels"
+            )
         if self.scale <= 0 or min(self.std, default=1) <= 0:
             raise ValueError(f"std and scale must be above 0, got std={self.std} and scale={self.scale}")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Normalise a batch."""
+        """Normalize a batch."""
         _, channels, *_ = _batch_of_images("Normalize", images)
         if channels != len(self.mean):
             raise ValueError(f"Normalize has {len(self.mean)} channels, the images have {channels}")
@@ -107,7 +107,7 @@ class Normalize:
 
 @dataclass(frozen=True)
 class Compose:
-    """One transform after another.
+    """Transforms applied in sequence.
 
     Example:
         >>> standard = Compose([RandomCrop(padding=4), RandomFlip()])
@@ -123,7 +123,7 @@ class Compose:
                 raise TypeError(f"transforms must be functions of (images, generator), got {transform!r}")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Apply all of them to a batch."""
+        """Apply the transforms to a batch."""
         for transform in self.transforms:
             images = transform(images, generator)
         return images

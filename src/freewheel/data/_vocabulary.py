@@ -1,4 +1,4 @@
-"""The words that a data set knows, by their number; made once and kept in a file."""
+"""The vocabulary of a data set: the words by their index, created once and cached in a file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from itertools import chain
 from pathlib import Path
 
 PADDING, UNKNOWN = 0, 1
-MARKS = ("<padding>", "<unknown>")  # no word looks like these
+MARKS = ("<padding>", "<unknown>")  # no word contains < or >
 
 
 def most_frequent(texts: Iterable[Iterable[str]], size: int) -> tuple[str, ...]:
-    """The two marks and the most frequent words, `size` in all; of equally frequent ones those early in the alphabet.
+    """The two marks and the most frequent words, `size` in all; ties are broken alphabetically.
 
     Example:
         >>> most_frequent([["a", "film"], ["a", "good", "film"], ["bad"]], 5)
@@ -28,38 +28,38 @@ def most_frequent(texts: Iterable[Iterable[str]], size: int) -> tuple[str, ...]:
     return (*MARKS, *ranked[: size - len(MARKS)])
 
 
-def cached(folder: Path, source: str, make: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
-    """The vocabulary of a source: read from a file where there is one, else made, and kept in one.
+def cached(folder: Path, source: str, create: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+    """The vocabulary of a source, read from a cache file if there is one, otherwise created and cached.
 
-    The file lies in `folder`, or where nothing can be written there, in the user's cache folder. Its name and its
-    content say what it was made from, so that a changed source has another. It appears as a whole: of several processes
-    that make it at once, the last one's stays, and all are the same.
+    The file is in `folder` or, if that is read-only, in the user's cache folder. Its name and content identify the
+    source, so that a changed source has another file. It is replaced atomically: if several processes create it at
+    once, the last one wins, and all are equal.
 
     Args:
-        folder: Where the data is.
-        source: Tells all that the vocabulary depends on.
-        make: Makes it.
+        folder: The folder of the data.
+        source: Identifies everything the vocabulary depends on.
+        create: Creates it.
     """
     name = f"vocabulary-{hashlib.sha256(source.encode()).hexdigest()[:16]}.json"
     places = [place / name for place in (folder, *cache_folders())]
     for place in places:
-        found = _read(place, source)
+        found = _read_cache(place, source)
         if found is not None:
             return found
-    made = make()
+    made = create()
     text = json.dumps({"source": source, "vocabulary": made}, ensure_ascii=False)
-    any(_write(place, text) for place in places)  # where no place takes it, it is made again the next time
+    any(_replace(place, text) for place in places)  # if no place is writable, it is created again the next time
     return made
 
 
 def cache_folders() -> list[Path]:
-    """The user's folder for what can be made again, if there is one."""
+    """The user's cache folder, if there is one."""
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return [Path(folder) / "freewheel"] if os.path.isabs(folder) else []
 
 
-def _read(path: Path, source: str) -> tuple[str, ...] | None:
-    """What was kept, None where there is nothing or something else."""
+def _read_cache(path: Path, source: str) -> tuple[str, ...] | None:
+    """The cached vocabulary, None if there is none for this source."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return tuple(content["vocabulary"]) if content["source"] == source else None
@@ -67,8 +67,8 @@ def _read(path: Path, source: str) -> tuple[str, ...] | None:
         return None
 
 
-def _write(path: Path, text: str) -> bool:
-    """Writes a file under another name and renames it; tells whether that went well."""
+def _replace(path: Path, text: str) -> bool:
+    """Write a file atomically; return whether that succeeded."""
     unfinished = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

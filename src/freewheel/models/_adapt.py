@@ -1,4 +1,4 @@
-"""What stands before a network that was made for larger, coloured images."""
+"""Input adaptation for networks designed for larger color images."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Adapt(nn.Module):
     """Repeat the channels of an image and resize it (bilinear). It has no parameters.
 
     Args:
-        repeat: how often: 3 makes a grey image into red, green and blue.
-        size: rows and columns of what comes out; None leaves them.
+        repeat: the number of copies: 3 turns a gray image into red, green and blue.
+        size: rows and columns of the output; None keeps those of the input.
 
     Example:
         >>> import torch
@@ -41,7 +41,7 @@ class Adapt(nn.Module):
 
 
 def adapted(in_shape: tuple[int, int, int], resize: int | None) -> tuple[OrderedDict[str, nn.Module], int]:
-    """The layers to begin a network with, none or an `Adapt`, and the channels that come out of them.
+    """The first layers of a network, none or an `Adapt`, and their output channels.
 
     Example:
         >>> layers, channels = adapted((1, 28, 28), 64)

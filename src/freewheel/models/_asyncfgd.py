@@ -7,18 +7,18 @@ from typing import Literal
 
 from torch import nn
 
-from freewheel._errors import whole_number
+from freewheel._errors import one_of, whole_number
 from freewheel.models._check import image_shape, out_side, require_side
 
 Activation = Literal["relu", "tanh"]
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
-# Where the second and the third stage begin (K = 3). Layers that the tables leave out:
-#   ConvS, table 3: `act` is act1 of table 8, and the flatten between pool1 and fc1 stays beside fc1;
-#   ConvL, table 4: the flatten of table 11 stays in the last stage, before fc1;
-#   FCS, table 5: the flatten opens the first stage, the classifier fc4 closes the last;
-#   FCL, table 6: the flatten opens the first stage, and the second `fc5` of the last row is fc6.
+# The first layers of the second and third stage (K = 3). Layers that the tables omit:
+#   ConvS, table 3: `act` is act1 of table 8, and the flatten between pool1 and fc1 is in the stage of fc1;
+#   ConvL, table 4: the flatten of table 11 is in the last stage, before fc1;
+#   FCS, table 5: the flatten is first in the first stage, the classifier fc4 last in the last;
+#   FCL, table 6: the flatten is first in the first stage, and the second `fc5` of the last row is fc6.
 CUTS = {
     "convs": ("pool1", "act2"),
     "convl": ("conv3", "conv5"),
@@ -28,8 +28,7 @@ CUTS = {
 
 
 def _activation(name: str) -> type[nn.Module]:
-    if name not in _ACTIVATIONS:
-        raise ValueError(f"activation must be one of {', '.join(_ACTIVATIONS)}, got {name!r}")
+    one_of("activation", name, _ACTIVATIONS)
     return _ACTIVATIONS[name]
 
 
@@ -38,7 +37,7 @@ def convs(
 ) -> nn.Sequential:
     """ConvS, table 8: one convolution and two linear layers.
 
-    The table's one-dimensional pool is a slip for the two-dimensional one, and a flatten precedes fc1.
+    The table's one-dimensional pool is a misprint of the two-dimensional one, and a flatten precedes fc1.
 
     Example:
         >>> list(convs()._modules)
@@ -66,8 +65,8 @@ def convl(
 ) -> nn.Sequential:
     """ConvL, table 11: five blocks of convolution, BatchNorm, activation and pool, then a classifier.
 
-    The convolutions pad by 2 around a kernel of 3, so each first grows the image by 2 and no image is too
-    small for the five pools.
+    The convolutions pad by 2 with a kernel of 3, so each enlarges the image by 2 and no image is too small
+    for the five pools.
 
     Example:
         >>> convl(in_shape=(1, 28, 28)).fc1
@@ -91,10 +90,10 @@ def convl(
 def fcs(
     *, activation: Activation = "relu", num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)
 ) -> nn.Sequential:
-    """FCS, table 9: three linear layers, then the classifier fc4 that the table leaves out.
+    """FCS, table 9: three linear layers, then the classifier fc4 that the table omits.
 
-    Table 9 ends in the 256 outputs of fc3; table 5 lists the activation ac3 after it, which has a use only
-    if a classifier follows.
+    Table 9 ends in the 256 outputs of fc3; table 5 lists the activation ac3 after it, which is useful only
+    before a classifier.
 
     Example:
         >>> list(fcs()._modules)

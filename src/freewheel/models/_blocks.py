@@ -1,4 +1,4 @@
-"""Residual blocks. None works in place: a stage keeps its input for a later backward pass."""
+"""Residual blocks. None works in place: a stage stores its input for a later backward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def conv(inputs: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    """A convolution without bias that keeps the image's size at stride 1.
+    """A convolution without bias that preserves the image size at stride 1.
 
     Example:
         >>> conv(16, 32, 3, stride=2)
@@ -37,7 +37,7 @@ class PadShortcut(nn.Module):
 
 
 def shortcut_of(inputs: int, outputs: int, stride: int, kind: str) -> nn.Module:
-    """The identity where the shapes agree, else shortcut A (`"pad"`) or B (`"projection"`).
+    """The identity if the shapes agree, otherwise shortcut A (`"pad"`) or B (`"projection"`).
 
     Example:
         >>> shortcut_of(16, 16, 1, "pad")
@@ -75,7 +75,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions around a projection shortcut; grouped, it is the block of ResNeXt.
+    """1x1, 3x3 and 1x1 convolutions around a projection shortcut; with groups, the block of ResNeXt.
 
     Example:
         >>> import torch
@@ -104,8 +104,8 @@ class Bottleneck(nn.Module):
 class PreActBottleneck(nn.Module):
     """The bottleneck with BatchNorm and ReLU before each convolution (He et al. 2016b, figure 4e).
 
-    Where the shapes change, the projection reads the activated input and so does the block, as in the
-    authors' code; elsewhere the shortcut is the bare input.
+    Where the shapes change, the projection and the block take the activated input, as in the authors' code;
+    elsewhere the shortcut is the input itself.
 
     Example:
         >>> import torch

@@ -1,29 +1,42 @@
-"""Checks of what a caller typed, and the arithmetic of layer sizes."""
+"""Checks of shapes, and the arithmetic of layer sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from freewheel._errors import whole_number
+from freewheel._errors import of_type, whole_number
 
 
-def image_shape(value: object) -> tuple[int, int, int]:
-    """Return `value` as (channels, height, width), else raise naming `in_shape`.
+def image_shape(value: object) -> tuple[int, ...]:
+    """Check that `value` is (channels, height, width).
 
     Example:
         >>> image_shape([1, 28, 28])
         (1, 28, 28)
     """
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(f"in_shape must be three ints (channels, height, width), got {value!r}")
-    if len(value) != 3:
-        raise ValueError(f"in_shape must be three ints (channels, height, width), got {tuple(value)!r}")
-    channels, height, width = (whole_number(f"in_shape[{i}]", side, least=1) for i, side in enumerate(value))
-    return channels, height, width
+    return _in_shape(value, (3,), "give three whole numbers (channels, height, width)")
 
 
-def require_side(model: str, in_shape: tuple[int, int, int], least: int) -> None:
-    """Raise if an image is smaller than the pools of `model` can halve.
+def sequence_shape(value: object) -> tuple[int, ...]:
+    """Check that `value` is (steps, features) or (steps,).
+
+    Example:
+        >>> sequence_shape([8, 8])
+        (8, 8)
+    """
+    hint = "give (steps, features), or (steps,) for whole numbers; 'digits-rows' is 'digits' row by row"
+    return _in_shape(value, (1, 2), hint)
+
+
+def _in_shape(value: object, lengths: tuple[int, ...], hint: str) -> tuple[int, ...]:
+    sizes = of_type("in_shape", value, Sequence, hint)
+    if len(sizes) not in lengths:
+        raise ValueError(f"in_shape={tuple(sizes)!r}: {hint}")
+    return tuple(whole_number(f"in_shape[{i}]", size, least=1) for i, size in enumerate(sizes))
+
+
+def require_side(model: str, in_shape: tuple[int, ...], least: int) -> None:
+    """Reject an image that is too small for the pools of `model`.
 
     Example:
         >>> require_side("vgg-19", (3, 32, 32), 32)
@@ -39,7 +52,7 @@ def require_side(model: str, in_shape: tuple[int, int, int], least: int) -> None
 
 
 def out_side(side: int, kernel: int, stride: int = 1, padding: int = 0) -> int:
-    """The side of what a convolution or a pool makes of an image of the given side.
+    """The side of the output of a convolution or pool for an image of the given side.
 
     Example:
         >>> out_side(28, kernel=3, padding=2), out_side(30, kernel=2, stride=2)

@@ -1,4 +1,4 @@
-"""The weight initialisation that the ResNet papers share."""
+"""The weight initialization of the ResNet papers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from torch import nn
 
 
 def kaiming_(net: nn.Sequential) -> nn.Sequential:
-    """Initialise a network as He et al. did, in place: N(0, 2 / fan_out) convolutions, no classifier bias.
+    """Initialize a network in place as He et al.: N(0, 2 / fan_out) convolutions, biases 0.
 
-    BatchNorm keeps weight 1 and bias 0, which is how PyTorch makes it.
+    BatchNorm keeps PyTorch's weight 1 and bias 0.
 
     Example:
         >>> net = kaiming_(nn.Sequential(nn.Conv2d(8, 64, 3, bias=False)))

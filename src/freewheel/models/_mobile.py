@@ -1,6 +1,6 @@
-"""MobileNetV2 and EfficientNet-Lite0, with the parameter names under which their ImageNet weights are published.
+"""MobileNetV2 and EfficientNet-Lite0, with the parameter names of their published ImageNet weights.
 
-Both are chains of inverted residuals: a 1x1 convolution widens, a depthwise one filters, a 1x1 one narrows.
+Both are chains of inverted residuals: a 1x1 convolution expands, a depthwise one filters, a 1x1 one projects.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _EFFICIENTNET_LITE0 = (
 
 _STEM, _LAST = 32, 1280
 
-# EfficientNet is cut in four by the AsyncFGD paper (appendix H.3.2): before the groups 2, 4 and 7.
+# The AsyncFGD paper splits EfficientNet in four (appendix H.3.2): before the groups 2, 4 and 7.
 LITE0_CUTS = ("_blocks.1", "_blocks.5", "_blocks.15")
 
-# Some files of MobileNetV2 number all layers of a block in one row (0 to 7), torchvision those of each
-# convolution apart. The first block does not widen.
-_WIDENING = {"0": "0.0", "1": "0.1", "3": "1.0", "4": "1.1", "6": "2", "7": "3"}
-_NOT_WIDENING = {"0": "0.0", "1": "0.1", "3": "1", "4": "2"}
+# Some files of MobileNetV2 number all layers of a block consecutively (0 to 7), torchvision those of each
+# convolution separately. The first block does not expand.
+_EXPANDING = {"0": "0.0", "1": "0.1", "3": "1.0", "4": "1.1", "6": "2", "7": "3"}
+_NOT_EXPANDING = {"0": "0.0", "1": "0.1", "3": "1", "4": "2"}
 
 
 class Residual(nn.Sequential):
-    """A chain of layers whose input is added to its output.
+    """A sequence of layers whose input is added to the output.
 
     Example:
         >>> import torch
@@ -65,9 +65,9 @@ class Residual(nn.Sequential):
 
 
 class SamePad(nn.Module):
-    """Zeros around an image so that a strided convolution sees ceil(side / stride) places, as in TensorFlow.
+    """Zero padding with which a strided convolution has ceil(side / stride) outputs, as in TensorFlow.
 
-    Where the zeros are odd in number the last row and column get one more, which no `padding=` can say.
+    An odd amount is padded more at the end, which `padding=` cannot express.
 
     Example:
         >>> import torch
@@ -98,9 +98,9 @@ def mobilenet_v2(
     """MobileNetV2 (Sandler et al. 2018) with the parameter names of torchvision.
 
     Args:
-        resize: enlarge or shrink images to so many rows and columns first.
+        resize: rows and columns to resize images to first.
         num_classes: outputs of the classifier.
-        in_shape: channels, height and width of an image; any size will do, and one grey channel is repeated.
+        in_shape: channels, height and width of an image; any size works, and one gray channel is repeated.
 
     Example:
         >>> net = mobilenet_v2(in_shape=(1, 28, 28), resize=64)
@@ -133,13 +133,13 @@ def efficientnet_lite0(
 ) -> nn.Sequential:
     """EfficientNet-Lite0 with the parameter names of the `efficientnet_lite_pytorch` package.
 
-    It is EfficientNet-B0 (Tan and Le 2019) without squeeze and excitation, with ReLU6 in place of swish and
-    TensorFlow's padding. No residual branch is dropped at random.
+    EfficientNet-B0 (Tan and Le 2019) without squeeze and excitation, with ReLU6 instead of swish and with
+    TensorFlow's padding. There is no stochastic depth.
 
     Args:
-        resize: enlarge or shrink images to so many rows and columns first.
+        resize: rows and columns to resize images to first.
         num_classes: outputs of the classifier.
-        in_shape: channels, height and width of an image; any size will do, and one grey channel is repeated.
+        in_shape: channels, height and width of an image; any size works, and one gray channel is repeated.
 
     Example:
         >>> net = efficientnet_lite0()
@@ -203,9 +203,9 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 def torchvision_spelling(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The weights of a MobileNetV2 whose blocks are numbered in one row, as torchvision names them.
+    """Rename the weights of a MobileNetV2 with consecutively numbered blocks to the names of torchvision.
 
-    Anything else is given back as it came.
+    Other weights are returned unchanged.
 
     Example:
         >>> import torch
@@ -216,7 +216,7 @@ def torchvision_spelling(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return state
 
     def rename(key: re.Match[str]) -> str:
-        numbers = _NOT_WIDENING if key["block"] == "1" else _WIDENING
+        numbers = _NOT_EXPANDING if key["block"] == "1" else _EXPANDING
         return f"features.{key['block']}.conv.{numbers.get(key['layer'], key['layer'])}."
 
     return {re.sub(r"^features\.(?P<block>\d+)\.conv\.(?P<layer>\d)\.", rename, key): v for key, v in state.items()}

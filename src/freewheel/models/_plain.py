@@ -16,7 +16,7 @@ _VGG19 = ((2, 64), (2, 128), (4, 256), (4, 512), (4, 512))
 
 
 def vgg19(*, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Sequential:
-    """VGG-19 with BatchNorm, and one linear layer for a head as is usual for 32x32 images.
+    """VGG-19 with BatchNorm and a single linear layer as classifier, as is usual for 32x32 images.
 
     Example:
         >>> vgg19().fc
@@ -39,10 +39,10 @@ def vgg19(*, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)
 
 
 def digits_cnn(*, width: int = 16, num_classes: int = 10, in_shape: tuple[int, int, int] = (1, 8, 8)) -> nn.Sequential:
-    """Eight convolutions for 8x8 digits, as much work before the pool as after it.
+    """Eight convolutions for 8x8 digits, with equal work before and after the pool.
 
-    Four convolutions of `width` channels, a pool, four of twice as many: halving the image's sides and
-    doubling the channels leaves the work of a layer the same, so cutting at `pool` makes two even stages.
+    Four convolutions of `width` channels, a pool, four of twice as many: halving the sides of the image and
+    doubling the channels keeps the work of a layer constant, so a cut at `pool` gives two equal stages.
 
     Example:
         >>> [name for name in digits_cnn()._modules if "conv" in name or "pool" in name]

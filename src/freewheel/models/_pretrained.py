@@ -1,4 +1,4 @@
-"""Weights from a file, for all of a network but its head."""
+"""Load pretrained weights for all of a network but its head."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from freewheel._errors import of_type
 from freewheel.models._mobile import torchvision_spelling
 
 _HOW = "write one with torch.save(model.state_dict(), file)"
@@ -19,11 +20,11 @@ _HOW = "write one with torch.save(model.state_dict(), file)"
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrained:
-    """What `load_pretrained` did.
+    """The result of `load_pretrained`.
 
     Attributes:
-        loaded: names of the parameters and buffers that came from the file.
-        new: those of the model that did not, and are as they were.
+        loaded: names of the parameters and buffers loaded from the file.
+        new: names in the model that were not loaded.
         ignored: names in the file that were not used.
     """
 
@@ -32,7 +33,7 @@ class Pretrained:
     ignored: tuple[str, ...]
 
     def __str__(self) -> str:
-        """One line.
+        """Summarize in one line.
 
         Example:
             >>> print(Pretrained(loaded=("conv.weight",), new=("fc.weight", "fc.bias"), ignored=()))
@@ -45,18 +46,18 @@ class Pretrained:
 def load_pretrained(
     model: nn.Module, path: str | os.PathLike[str], *, head: str | None = None, strict: bool = True
 ) -> Pretrained:
-    """Load the weights of a state dict into a model, in place. The head may be missing or of another size.
+    """Load a state dict into a model in place. The head may be missing or have another size.
 
-    The file is read with `torch.load(weights_only=True)`: nothing in it is run. The model is changed only
-    once all is known to fit.
+    The file is read with `torch.load(weights_only=True)`, so no code in it is executed. The model is changed
+    only after all checks.
 
     Args:
         model: the network, not yet trained.
-        path: a file that `torch.save(model.state_dict(), path)` wrote.
-        head: the layers that stay new unless the file has them in the same shapes: the name of a submodule
-            (`"classifier"`) or a pattern of parameter names (`"*fc*"`); the last `nn.Linear` if not given.
-        strict: whether everything but the head must be in the file, and in the model what is in the file.
-            Shapes must agree either way.
+        path: a file written by `torch.save(model.state_dict(), path)`.
+        head: the layers that stay new unless the file has them with the same shapes: the name of a submodule
+            (`"classifier"`) or a pattern of parameter names (`"*fc*"`); by default the last `nn.Linear`.
+        strict: whether file and model must have the same names, except for the head. Shapes must agree
+            either way.
 
     Example:
         >>> import tempfile
@@ -71,7 +72,7 @@ def load_pretrained(
         raise TypeError(f"model must be a nn.Module, not {type(model).__name__}: load before the model is split")
     own = model.state_dict()
     head_of = _head(model, head, own)
-    file = torchvision_spelling(_read(path))
+    file = torchvision_spelling(_read_weights(path))
 
     in_head = {key for key in (*own, *file) if head_of(key)}
     fits = all(key in own and key in file and own[key].shape == file[key].shape for key in in_head)
@@ -81,14 +82,14 @@ def load_pretrained(
     if strict and (missing or left):
         raise ValueError(
             f"path={str(path)!r} is for another network: missing {_few(missing)}, not in the model {_few(left)}: "
-            "build the network that it was saved from, or pass strict=False to load what is there"
+            "build the network it was saved from, or pass strict=False to load what matches"
         )
     loaded = [key for key in own if key in file and key not in skipped]
     for key in loaded:
         if own[key].shape != file[key].shape:
             raise ValueError(
                 f"path={str(path)!r}: {key} is {tuple(file[key].shape)} in the file but {tuple(own[key].shape)} in the "
-                "model: build the network that it was saved from, or name the layers that may differ with head="
+                "model: build the network it was saved from, or name the layers that may differ with head="
             )
     if not loaded:
         raise ValueError(f"path={str(path)!r} has no weights for this model, only {_few(file)}: give another file")
@@ -111,8 +112,8 @@ def classifier(model: nn.Module) -> str:
     last = _last_linear(model)
     if last is None:
         raise ValueError(
-            f"{type(model).__name__} has no nn.Linear that could be its classifier: say which layers are, by a pattern "
-            "of parameter names"
+            f"{type(model).__name__} has no nn.Linear that could be its classifier: give a pattern of parameter names "
+            "instead"
         )
     return _inside(last)
 
@@ -122,26 +123,27 @@ def _last_linear(model: nn.Module) -> str | None:
 
 
 def _inside(layer: str) -> str:
-    return f"{layer}.*" if layer else "*"  # a network may be one layer itself
+    return f"{layer}.*" if layer else "*"  # the network may be a single layer
 
 
 def _head(model: nn.Module, head: str | None, own: Iterable[str]) -> Callable[[str], bool]:
-    """Whether a name belongs to the head, as a function."""
+    """A function that tells whether a name belongs to the head."""
     if head is None:
         last = _last_linear(model)
         return (lambda key: False) if last is None else (lambda key: fnmatchcase(key, _inside(last)))
-    if not isinstance(head, str):
-        raise TypeError(f"head must be the name of a submodule or a pattern such as '*fc*', got {head!r}")
+    of_type("head", head, str, "give the name of a submodule or a pattern such as '*fc*'")
 
     def matches(key: str) -> bool:
         return key.startswith(f"{head}.") or fnmatchcase(key, head)
 
     if not any(map(matches, own)):
-        raise ValueError(f"head={head!r} is no layer of the model: give one of {_few(dict(model.named_children()))}")
+        raise ValueError(
+            f"head={head!r} matches no layer of the model: give one of {_few(dict(model.named_children()))}"
+        )
     return matches
 
 
-def _read(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
+def _read_weights(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
     """The state dict in a file."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"path must be the path of a file of weights, got {type(path).__name__} {path!r:.80}")
@@ -151,7 +153,7 @@ def _read(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError):
         raise ValueError(
-            f"path={str(path)!r} is not a state dict of tensors alone, and nothing else is unpickled: {_HOW}"
+            f"path={str(path)!r} is not a state dict of tensors only, and nothing else is unpickled: {_HOW}"
         ) from None
     if not isinstance(state, Mapping):
         raise ValueError(f"path={str(path)!r} holds a {type(state).__name__} instead of a state dict: {_HOW}")
@@ -164,7 +166,7 @@ def _read(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
 
 
 def _few(names: Iterable[str]) -> str:
-    """The first names, and how many more there are."""
+    """The first names and the number of the others."""
     known = list(names)
     if len(known) > 4:
         known[3:] = [f"and {len(known) - 3} more"]

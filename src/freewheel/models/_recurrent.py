@@ -1,4 +1,4 @@
-"""Recurrent networks: a stack of layers that can be cut between any two, and read in pieces of a sequence."""
+"""Recurrent networks: stacks of layers that can be cut between any two and fed with chunks of a sequence."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Literal
 from torch import Tensor, nn
 
 from freewheel._errors import whole_number
+from freewheel.models._check import sequence_shape
 from freewheel.stage import Recurrent
 
 _CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
 
 class ClassesFirst(nn.Module):
-    """(samples, steps, classes) to (samples, classes, steps), which `F.cross_entropy` takes."""
+    """Transpose (samples, steps, classes) to (samples, classes, steps), as `F.cross_entropy` expects."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """A view."""
+        """Transpose."""
         return x.transpose(1, 2)
 
 
@@ -33,9 +34,9 @@ def recurrent(
 ) -> nn.Sequential:
     """A stack of `nn.RNN`, `nn.GRU` or `nn.LSTM` layers, each a unit, with a linear classifier.
 
-    Sequences of vectors, `in_shape` (steps, features), get one class at their end. Sequences of whole numbers below
-    `num_classes`, `in_shape` (steps,), get one at every step, as for predicting the next. With a `vocabulary` they are
-    below that, such as the numbers of words, 0 is padding, and they get one class at their end.
+    Sequences of vectors, `in_shape` (steps, features), are classified at their end. Sequences of whole numbers below
+    `num_classes`, `in_shape` (steps,), are classified at every step, for predicting the next number. With a
+    `vocabulary` they are word indices below that, with 0 as padding, and are classified at their end.
 
     Example:
         >>> list(recurrent(in_shape=(8, 8))._modules), list(recurrent(in_shape=(64,))._modules)
@@ -67,18 +68,3 @@ def recurrent(
     if not at_end:
         made["classes_first"] = ClassesFirst()
     return nn.Sequential(made)
-
-
-def sequence_shape(value: object) -> tuple[int, ...]:
-    """Return `value` as (steps, features) or (steps,), else raise naming `in_shape`.
-
-    Example:
-        >>> sequence_shape([8, 8])
-        (8, 8)
-    """
-    wanted = "in_shape must be (steps, features), or (steps,) for whole numbers"
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(f"{wanted}, got {value!r}")
-    if len(value) not in (1, 2):
-        raise ValueError(f"{wanted}, got {tuple(value)!r}; 'digits-rows' is 'digits' row by row")
-    return tuple(whole_number(f"in_shape[{i}]", size, least=1) for i, size in enumerate(value))

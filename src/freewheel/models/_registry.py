@@ -8,20 +8,20 @@ from typing import Any
 
 from torch import nn
 
-from freewheel._errors import unknown, whole_number
+from freewheel._errors import of_type, unknown, whole_number
 from freewheel.models import _asyncfgd, _vision
 from freewheel.models._asyncfgd import convl, convs, fcl, fcs
-from freewheel.models._check import image_shape
+from freewheel.models._check import image_shape, sequence_shape
 from freewheel.models._mobile import LITE0_CUTS, efficientnet_lite0, mobilenet_v2
 from freewheel.models._plain import digits_cnn, vgg19
-from freewheel.models._recurrent import recurrent, sequence_shape
+from freewheel.models._recurrent import recurrent
 from freewheel.models._resnet import cifar_resnet, preact_resnet, resnet18, resnet50, resnext29, wide_resnet
 from freewheel.split import Stages, split
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Model:
-    """One row of the table: a builder, what the name fixes, what the caller may choose, a published split."""
+    """One row of the table: a builder, its fixed arguments, the options of the caller, a published split."""
 
     make: Callable[..., nn.Sequential]
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -34,21 +34,16 @@ class _Model:
 _LARGE = (3, 224, 224)
 
 MODELS: Mapping[str, _Model] = {
-    "convs-relu": _Model(make=convs, fixed={"activation": "relu"}, cuts=_asyncfgd.CUTS["convs"]),
-    "convs-tanh": _Model(make=convs, fixed={"activation": "tanh"}, cuts=_asyncfgd.CUTS["convs"]),
-    "convl-relu": _Model(make=convl, fixed={"activation": "relu"}, cuts=_asyncfgd.CUTS["convl"]),
-    "convl-tanh": _Model(make=convl, fixed={"activation": "tanh"}, cuts=_asyncfgd.CUTS["convl"]),
-    "fcs-relu": _Model(make=fcs, fixed={"activation": "relu"}, cuts=_asyncfgd.CUTS["fcs"]),
-    "fcs-tanh": _Model(make=fcs, fixed={"activation": "tanh"}, cuts=_asyncfgd.CUTS["fcs"]),
-    "fcl-relu": _Model(make=fcl, fixed={"activation": "relu"}, cuts=_asyncfgd.CUTS["fcl"]),
-    "fcl-tanh": _Model(make=fcl, fixed={"activation": "tanh"}, cuts=_asyncfgd.CUTS["fcl"]),
-    "resnet-20": _Model(make=cifar_resnet, fixed={"depth": 20}, options=("shortcut",)),
-    "resnet-56": _Model(make=cifar_resnet, fixed={"depth": 56}, options=("shortcut",)),
-    "resnet-98": _Model(make=cifar_resnet, fixed={"depth": 98}, options=("shortcut",)),
-    "resnet-110": _Model(make=cifar_resnet, fixed={"depth": 110}, options=("shortcut",)),
-    "resnet-1202": _Model(make=cifar_resnet, fixed={"depth": 1202}, options=("shortcut",)),
-    "resnet-164": _Model(make=preact_resnet, fixed={"depth": 164}),
-    "resnet-1001": _Model(make=preact_resnet, fixed={"depth": 1001}),
+    **{
+        f"{net}-{activation}": _Model(make=make, fixed={"activation": activation}, cuts=_asyncfgd.CUTS[net])
+        for net, make in {"convs": convs, "convl": convl, "fcs": fcs, "fcl": fcl}.items()
+        for activation in ("relu", "tanh")
+    },
+    **{
+        f"resnet-{depth}": _Model(make=cifar_resnet, fixed={"depth": depth}, options=("shortcut",))
+        for depth in (20, 56, 98, 110, 1202)
+    },
+    **{f"resnet-{depth}": _Model(make=preact_resnet, fixed={"depth": depth}) for depth in (164, 1001)},
     "resnet-18": _Model(make=resnet18),
     "resnet-50": _Model(make=resnet50),
     "wrn-28-10": _Model(make=wide_resnet, fixed={"depth": 28, "widen": 10}, options=("dropout",)),
@@ -78,8 +73,7 @@ VISION: Mapping[str, _Model] = {
 
 
 def _lookup(name: str) -> tuple[str, _Model]:
-    if not isinstance(name, str):
-        raise TypeError(f"a model is named by a str such as 'resnet-20', got {name!r}")
+    of_type("name", name, str, "give the name of a model, such as 'resnet-20'")
     known = {**MODELS, **VISION}
     if name.lower() not in known:
         raise unknown("model", name, known)
@@ -87,10 +81,10 @@ def _lookup(name: str) -> tuple[str, _Model]:
 
 
 def names(*, vision: bool = False) -> tuple[str, ...]:
-    """The names that `build` knows.
+    """The names that `build` accepts.
 
     Args:
-        vision: whether to add those that need torchvision, the extra `vision`.
+        vision: whether to include those that need torchvision, the extra `vision`.
 
     Example:
         >>> names()[:2], names()[-1]
@@ -107,17 +101,17 @@ def build(name: str, *, num_classes: int = 10, in_shape: Sequence[int] | None = 
     Args:
         name: one of `names(vision=True)`, in any case.
         num_classes: outputs of the classifier.
-        in_shape: channels, height and width of an image; if not given, (3, 32, 32), for `digits-cnn`
-            (1, 8, 8), for the networks that have ImageNet weights (3, 224, 224). For recurrent nets, steps and
-            features of a sequence, or (steps,) for whole numbers; if not given, (8, 8).
+        in_shape: channels, height and width of an image; by default (3, 32, 32), for `digits-cnn` (1, 8, 8),
+            for networks with ImageNet weights (3, 224, 224). For recurrent networks, steps and features of a
+            sequence, or (steps,) for whole numbers; by default (8, 8).
         options: `shortcut` for the ResNets of basic blocks (`"pad"` or `"projection"`), `dropout` for
             `wrn-28-10`, `cardinality` and `width` for `resnext-29`, `width` for `digits-cnn`, `resize` (rows
-            and columns to enlarge images to) for those that have ImageNet weights, `layers` and `hidden` for
-            `rnn`, `gru` and `lstm`, and `vocabulary` (how many words there are, 0 being padding) for one class at
-            the end of a sequence of them.
+            and columns to resize images to) for networks with ImageNet weights, `layers` and `hidden` for `rnn`,
+            `gru` and `lstm`, and `vocabulary` (the number of words, with 0 as padding) to classify sequences of
+            words at their end.
 
     Returns:
-        An `nn.Sequential` with named layers, so that it can be cut between any two of them.
+        An `nn.Sequential` with named layers, which can be cut between any two of them.
 
     Example:
         >>> build("ConvS-ReLU", in_shape=(1, 28, 28)).fc1
@@ -150,15 +144,15 @@ def paper_cuts(name: str) -> tuple[str, ...]:
     key, model = _lookup(name)
     if not model.cuts:
         three, four = (", ".join(n for n, m in {**MODELS, **VISION}.items() if len(m.cuts) == k - 1) for k in (3, 4))
-        raise ValueError(f"model {key!r} has no published split in three: only {three} have one, and in four {four}")
+        raise ValueError(f"model {key!r} has no published split: {three} have one in three stages, {four} in four")
     return model.cuts
 
 
 def stages(name: str, **kwargs: Any) -> Stages:
-    """Build a network and cut it at `paper_cuts(name)`; layers and parameters keep their names.
+    """Build a network and split it at `paper_cuts(name)`; layers and parameters keep their names.
 
     Args:
-        name: one of the networks of AsyncFGD: eight small ones in three stages, those of torchvision and
+        name: a network of AsyncFGD: eight small ones in three stages, those of torchvision and
             EfficientNet-Lite0 in four.
         kwargs: passed to `build`.
 

@@ -1,4 +1,4 @@
-"""Residual networks for 32x32 images, each an `nn.Sequential` of which every residual block is a child."""
+"""Residual networks for 32x32 images, each an `nn.Sequential` of residual blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from freewheel._errors import whole_number
+from freewheel._errors import number, one_of, whole_number
 from freewheel.models._blocks import BasicBlock, Bottleneck, PreActBottleneck, WideBlock, conv
 from freewheel.models._check import image_shape
 from freewheel.models._init import kaiming_
@@ -25,8 +25,8 @@ def _assemble(
 ) -> nn.Sequential:
     """Stem, groups of `block(inputs, outputs, stride)`, average pool and classifier.
 
-    Every group but the first halves the image. A pre-activated network has its BatchNorm and ReLU after the
-    last group, any other after the stem.
+    Every group but the first halves the image. Pre-activation networks have BatchNorm and ReLU after the last
+    group, others after the stem.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict(conv1=conv(image_shape(in_shape)[0], stem, 3))
     if not preact:
@@ -49,10 +49,10 @@ def _assemble(
 
 
 def _blocks_per_group(depth: int, per_block: int, rest: int) -> int:
-    """Invert depth = per_block * n + rest, or raise."""
+    """Solve depth = per_block * n + rest for n."""
     blocks, left = divmod(whole_number("depth", depth, least=1) - rest, per_block)
     if left or blocks < 1:
-        raise ValueError(f"depth must be {per_block}n + {rest} with n of at least 1, got {depth}")
+        raise ValueError(f"depth must be {per_block}n + {rest} with n >= 1, got {depth}")
     return blocks
 
 
@@ -75,8 +75,7 @@ def cifar_resnet(
         >>> sum(p.numel() for p in cifar_resnet(depth=20).parameters())
         269722
     """
-    if shortcut not in ("pad", "projection"):
-        raise ValueError(f"shortcut must be 'pad' or 'projection', got {shortcut!r}")
+    one_of("shortcut", shortcut, ("pad", "projection"))
     return _assemble(
         lambda inputs, outputs, stride: BasicBlock(inputs, outputs, stride=stride, shortcut=shortcut),
         stem=16,
@@ -91,7 +90,7 @@ def cifar_resnet(
 def preact_resnet(*, depth: int, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Sequential:
     """The pre-activation ResNet of depth 9n + 2 with bottleneck blocks (He et al. 2016b).
 
-    ResNet-1001 has 10.3M parameters, 10.2M (as published) without those of BatchNorm.
+    ResNet-1001 has 10.3M parameters, and 10.2M (as published) without those of BatchNorm.
 
     Example:
         >>> len(preact_resnet(depth=164).layer1)
@@ -109,7 +108,7 @@ def preact_resnet(*, depth: int, num_classes: int = 10, in_shape: tuple[int, int
 
 
 def resnet18(*, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Sequential:
-    """ResNet-18 with a 3x3 stem and no max-pool, so that a 32x32 image is not shrunk before the blocks.
+    """ResNet-18 with a 3x3 stem and no max-pool, which keeps 32x32 images at full size up to the blocks.
 
     Example:
         >>> [len(group) for group in resnet18()[3:7]]
@@ -127,7 +126,7 @@ def resnet18(*, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 
 
 
 def resnet50(*, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Sequential:
-    """ResNet-50 with a 3x3 stem and no max-pool; the 3x3 convolution of a block takes the stride.
+    """ResNet-50 with a 3x3 stem and no max-pool; the 3x3 convolution of a block has the stride.
 
     Example:
         >>> [len(group) for group in resnet50()[3:7]]
@@ -155,7 +154,7 @@ def resnext29(
 
     Args:
         cardinality: groups of each 3x3 convolution.
-        width: channels of a group in the first stage; 8 x 64d is the paper's smaller network.
+        width: channels per group in the first blocks; 8 x 64d is the paper's smaller network.
         num_classes: outputs of the classifier.
         in_shape: channels, height and width of an image.
 
@@ -190,8 +189,8 @@ def wide_resnet(
 
     Args:
         depth: 28 for WRN-28-10.
-        widen: how many times wider than the thin network, 10 for WRN-28-10.
-        dropout: probability of dropping an activation between a block's convolutions.
+        widen: the widening factor, 10 for WRN-28-10.
+        dropout: dropout probability between the convolutions of a block.
         num_classes: outputs of the classifier.
         in_shape: channels, height and width of an image.
 
@@ -199,10 +198,8 @@ def wide_resnet(
         >>> wide_resnet(depth=10, widen=2).fc
         Linear(in_features=128, out_features=10, bias=True)
     """
-    if isinstance(dropout, bool) or not isinstance(dropout, int | float):
-        raise TypeError(f"dropout must be a number, got {dropout!r}")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
+    if number("dropout", dropout, least=0, hint="a probability below 1") >= 1:
+        raise ValueError(f"dropout={dropout}: give a probability below 1")
     whole_number("widen", widen, least=1)
     return _assemble(
         lambda inputs, outputs, stride: WideBlock(inputs, outputs, stride=stride, dropout=dropout),

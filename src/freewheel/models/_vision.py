@@ -1,4 +1,4 @@
-"""Five networks of torchvision, and where AsyncFGD cuts them in four (appendix H.2.2 and H.3.2)."""
+"""Five networks of torchvision, and their splits in four by AsyncFGD (appendix H.2.2 and H.3.2)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import nn
 from freewheel._errors import whole_number
 from freewheel.models._adapt import adapted
 
-# Where the second, third and fourth stage begin; what precedes the blocks is in the first stage, what
+# The first layers of the second, third and fourth stage; what precedes the blocks is in the first stage, what
 # follows them in the last. The paper counts 13 layers in the core of MobileNetV3-Small, which has 11
-# bottlenecks: they are taken for the 13 children of `features`, so with the convolutions at its two ends.
+# bottlenecks: we take the 13 children of `features`, which include a convolution at each end.
 CUTS = {
     "resnet18": ("layer2", "layer3", "layer4"),
     "efficientnet_b0": ("features.2", "features.4", "features.7"),
@@ -25,22 +25,22 @@ CUTS = {
 def torchvision_net(
     *, net: str, resize: int | None = None, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 224, 224)
 ) -> nn.Sequential:
-    """A network of torchvision as an `nn.Sequential`, with its layers, parameter names and results.
+    """A network of torchvision as an `nn.Sequential`, with the same layers, parameter names and results.
 
-    ReLUs and the like are not in place. It needs torchvision, the extra `vision`.
+    Activations are not in place. Needs torchvision, the extra `vision`.
 
     Args:
         net: a name in `CUTS`.
-        resize: enlarge or shrink images to so many rows and columns first.
+        resize: rows and columns to resize images to first.
         num_classes: outputs of the classifier.
-        in_shape: channels (1 or 3), height and width of an image; one grey channel is repeated.
+        in_shape: channels (1 or 3), height and width of an image; one gray channel is repeated.
     """
     layers, channels = adapted(in_shape, resize)
     if channels != 3:
         raise ValueError(f"in_shape={in_shape}: the networks of torchvision take 1 or 3 channels, not {channels}")
     classes = whole_number("num_classes", num_classes, least=1)
-    whole = _torchvision(net).get_model(net, weights=None, num_classes=classes)
-    *body, (head, classifier) = whole.named_children()
+    original = _torchvision(net).get_model(net, weights=None, num_classes=classes)
+    *body, (head, classifier) = original.named_children()
     layers.update(body)
     layers.setdefault("avgpool", nn.AdaptiveAvgPool2d(1))
     layers["flatten"] = nn.Flatten()
@@ -61,6 +61,6 @@ def _torchvision(net: str) -> Any:
         ) from None
     except RuntimeError as error:
         raise RuntimeError(
-            f"model 'torchvision/{net}': the torchvision that is installed does not fit the installed torch ({error}): "
+            f"model 'torchvision/{net}': the installed torchvision does not fit the installed torch ({error}): "
             "install the two together, pip install --upgrade torch 'freewheel[vision]'"
         ) from None

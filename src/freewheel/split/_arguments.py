@@ -1,7 +1,8 @@
-"""Checks of what the user typed."""
+"""Argument checks of `split`."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,27 +10,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from freewheel._errors import unknown
-from freewheel.split._trace import BY_HAND, hooked, takes_one_argument
-from freewheel.split._undisturbed import call, undisturbed
+from freewheel._errors import of_type, one_of, whole_number
+from freewheel.split._tracer import MANUAL_SPLIT, hooked
+from freewheel.split._tree import container, entries
+from freewheel.split._undisturbed import arguments, call, raised_by_signal, undisturbed, unpacks
 
 MEASURES = ("time", "forward", "parameters")
 _WRAPPERS = {
     "DataParallel": "its .module",
     "DistributedDataParallel": "its .module",
     "FullyShardedDataParallel": "the module it wraps",
-    "OptimizedModule": "the module that was given to torch.compile, and compile the stages",
+    "OptimizedModule": "the module that was passed to torch.compile, and compile the stages",
     "ScriptModule": "the module that was scripted",
 }
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is not a plain module with parameters in place."""
+    """Reject anything but a plain module whose parameters exist."""
     if not isinstance(model, nn.Module):
-        way = "give a nn.Module"
-        if isinstance(model, Sequence) and not isinstance(model, str):
-            way = "a list of stages needs no split: fw.Trainer([stage0, stage1], ...)"
-        raise TypeError(f"model must be a nn.Module, not {type(model).__name__}: {way}")
+        raise TypeError(
+            f"model must be a nn.Module, not {type(model).__name__}: "
+            "a list of stages needs no split: fw.Trainer([stage0, stage1], ...)"
+        )
     for kind in type(model).__mro__:
         if kind.__name__ in _WRAPPERS:
             raise TypeError(f"model is a {kind.__name__}, which hides its layers: give {_WRAPPERS[kind.__name__]}")
@@ -41,19 +43,16 @@ def check_model(model: Any) -> None:
 
 
 def check_plan(k: Any, by: Any, at: Any, balance: Any) -> int:
-    """The number of stages; refuse a plan that contradicts itself."""
-    if k is not None and (not isinstance(k, int) or isinstance(k, bool)):
-        raise TypeError(f"k must be a whole number of stages, not {type(k).__name__} {k!r}")
-    if k is not None and k < 1:
-        raise ValueError(f"k={k}: a model has at least one stage, give k >= 1")
-    if by not in MEASURES:
-        raise unknown("by", by, MEASURES)
+    """The number of stages; reject contradictory arguments."""
+    if k is not None:
+        whole_number("k", k, least=1)
+    one_of("by", by, MEASURES)
     if at is not None and balance is not None:
         raise ValueError("at and balance both say where to cut: give one of them")
     given = "at" if at is not None else "balance"
     if at is None and balance is None:
         if k is None:
-            raise ValueError("k is missing: say how many stages, as in fw.split(model, 4, example=batch)")
+            raise ValueError("k is missing: give the number of stages, as in fw.split(model, 4, example=batch)")
         return k
     if by != "time":
         raise ValueError(f"by={by!r} and {given} both say where to cut: give one of them")
@@ -64,67 +63,61 @@ def check_plan(k: Any, by: Any, at: Any, balance: Any) -> int:
 
 
 def _check_at(at: Any) -> int:
-    if isinstance(at, str) or not isinstance(at, Sequence):
-        raise TypeError(f"at must be a list of submodule names, not {type(at).__name__}: at=['layer2', 'layer3']")
-    for name in at:
-        if not isinstance(name, str):
-            raise TypeError(f"at must hold names of submodules, not {type(name).__name__} {name!r}")
+    hint = "give names of submodules, as in at=['layer2', 'layer3']"
+    for name in of_type("at", at, (list, tuple), hint):
+        of_type("at", name, str, hint)
         if list(at).count(name) > 1:
-            raise ValueError(f"at names {name!r} twice: a stage begins there once")
+            raise ValueError(f"at names {name!r} twice: name each submodule once")
     return len(at)
 
 
 def _check_balance(balance: Any) -> int:
-    if isinstance(balance, str) or not isinstance(balance, Sequence):
-        raise TypeError(f"balance must be a list of numbers of units, not {type(balance).__name__}: [3, 4, 2]")
-    for count in balance:
-        if not isinstance(count, int) or isinstance(count, bool):
-            raise TypeError(f"balance must hold whole numbers, not {type(count).__name__} {count!r}")
-        if count < 1:
-            raise ValueError(f"balance={list(balance)}: every stage needs at least one unit, {count} is none")
+    for i, count in enumerate(of_type("balance", balance, Sequence, "give numbers of units, as in balance=[3, 4, 2]")):
+        whole_number(f"balance[{i}]", count, least=1)
     if not balance:
         raise ValueError("balance is empty: give the number of units of each stage")
     return len(balance)
 
 
 def check_example(model: nn.Module, example: Any) -> Any:
-    """What the model gives for the example; refuse one it cannot be called with."""
-    _check_parts(example, "example")
-    if isinstance(example, dict) and not all(isinstance(key, str) for key in example):
-        raise TypeError("example is a dict, so its keys must be the names of the arguments of forward")
+    """The output of the model for the example; reject one it cannot be called with."""
+    _check_entries(example, "example")
     try:
         with undisturbed(model), torch.no_grad():
             return call(model, example)
     except Exception as error:
+        if raised_by_signal(error):
+            raise
         line = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
-        how = "*example" if isinstance(example, tuple) else "**example" if isinstance(example, dict) else "example"
+        stars = "**" if arguments(example)[1] else "*" if unpacks(example) else ""
         raise ValueError(
-            f"example: model({how}) failed in training mode with {type(error).__name__}: {line}; "
+            f"example: model({stars}example) failed in training mode with {type(error).__name__}: {line}; "
             "give a batch the model can be trained on"
         ) from error
 
 
-def _check_parts(value: Any, name: str) -> None:
-    if isinstance(value, tuple | list | dict):
-        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            _check_parts(part, f"{name}[{key!r}]")
-        if not value:
-            raise ValueError(f"{name} is empty: give the tensors the model is called with")
-    elif not isinstance(value, Tensor):
+def _check_entries(value: Any, name: str) -> None:
+    if container(value) is None and not isinstance(value, Tensor):
         raise TypeError(
             f"{name} must be a tensor, or a tuple or dict of tensors, not {type(value).__name__}: "
-            "give what never changes as a default in forward"
+            "make what never changes a default in forward"
         )
+    if container(value) and not value:
+        raise ValueError(f"{name} is empty: give the tensors the model is called with")
+    for key, entry in entries(value):
+        _check_entries(entry, f"{name}[{key!r}]")
 
 
 def check_no_example(model: nn.Module, *, timed: str | None) -> None:
-    """Refuse to go on without an example where one is needed."""
+    """Reject a missing example where one is needed."""
     if timed:
         raise ValueError(
             f"example is missing: by={timed!r} measures the layers on a batch; give example=batch or by='parameters'"
         )
-    if not takes_one_argument(model):
+    try:
+        inspect.signature(model.forward).bind(object())
+    except TypeError:
         raise ValueError(
             f"example is missing: {type(model).__name__}.forward takes several arguments; "
-            f"give example=(first, second) or example={{'name': first}}, {BY_HAND}"
-        )
+            f"give example=(first, second) or example={{'name': first}}, {MANUAL_SPLIT}"
+        ) from None

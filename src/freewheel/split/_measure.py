@@ -1,4 +1,4 @@
-"""How long each unit takes as part of a whole training step: forward and backward, or by dual numbers."""
+"""Measure the time of each unit within whole training steps: forward and backward, or by dual numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from freewheel._malloc import keep_freed_memory
 from freewheel.split._line import Line
 from freewheel.split._tree import map_tensors, tensors
 from freewheel.split._undisturbed import undisturbed
@@ -26,30 +25,30 @@ from freewheel.tangents import (
     leave_level,
 )
 
-WARM_UP = 2
-REPEATS = 7
+STEPS = 9
+BUDGET_SECONDS = 0.5
 Seconds = dict[fx.Node, float]
 
 
-def measure(line: Line, example: Any) -> list[float]:
+def time_backpropagation(line: Line, example: Any) -> list[float]:
     """Seconds of forward and backward of each unit on the example, in training mode.
 
-    The model is run forward and backward as in training, twice to warm up and then seven times; for each unit the
-    median counts, so that a moment when the machine was busy with something else is left out. A unit's backward
-    lasts from the moment its output has its gradient until the next unit's has:
+    The model is run forward and backward as in training, nine times, or fewer if that takes more than half a second.
+    The first quarter of the steps is warm-up; of the others the median counts for each unit, so that short
+    interruptions do not. A unit's backward lasts from the moment its output has its gradient until the next unit's has:
 
         forward   | conv1 | bn1 | relu |
         backward                        | relu | bn1 | conv1 |
                                         ^ gradient of relu's output
 
-    Measured by themselves, units would find their inputs in the cache and their memory fresh, and layers with large
-    activations would look dearer or cheaper than they are. The model is left as it was.
+    Measured in isolation, units would find their inputs in the cache and their memory fresh, and layers with large
+    activations would look slower or faster than they are. The model is left unchanged.
     """
-    return _medians(line, lambda clock: _step(line, example, clock))
+    return _median_seconds(line, lambda clock: _training_step(line, example, clock))
 
 
-def measure_forward(line: Line, example: Any) -> list[float]:
-    """The same for a step of forward gradients: the dual pass of each unit, and its tangents drawn for the update.
+def time_forward_gradients(line: Line, example: Any) -> list[float]:
+    """The same for a step of forward gradients: the dual pass of each unit, and drawing its tangents for the update.
 
     ::
 
@@ -58,7 +57,7 @@ def measure_forward(line: Line, example: Any) -> list[float]:
     """
     enter_level()
     try:
-        return _medians(line, lambda clock: _dual_step(line, example, clock))
+        return _median_seconds(line, lambda clock: _dual_step(line, example, clock))
     except (NotImplementedError, RuntimeError) as error:
         reason = explained(error)
         raise reason from (None if reason is error else error)
@@ -66,7 +65,7 @@ def measure_forward(line: Line, example: Any) -> list[float]:
         leave_level()
 
 
-def _medians(line: Line, step: Callable[[Callable[[], float]], Seconds]) -> list[float]:
+def _median_seconds(line: Line, step: Callable[[Callable[[], float]], Seconds]) -> list[float]:
     devices = {t.device for t in (*line.model.parameters(), *line.model.buffers()) if t.device.type == "cuda"}
 
     def clock() -> float:
@@ -74,20 +73,25 @@ def _medians(line: Line, step: Callable[[Callable[[], float]], Seconds]) -> list
             torch.cuda.synchronize(device)
         return perf_counter()
 
-    keep_freed_memory()  # as the runtimes do
+    steps: list[Seconds] = []
     with undisturbed(line.model), torch.enable_grad():
-        passes = [step(clock) for _ in range(WARM_UP + REPEATS)]
-    return [median(seconds[unit] for seconds in passes[WARM_UP:]) for unit in line.units]
+        start = clock()
+        for done in range(1, STEPS + 1):
+            steps.append(step(clock))
+            if (clock() - start) * (done + 1) / done > BUDGET_SECONDS:
+                break  # another step would exceed the budget
+    warm = steps[len(steps) // 4 :]
+    return [median(seconds[unit] for seconds in warm) for unit in line.units]
 
 
 def _walk(
     line: Line, example: Any, clock: Callable[[], float], after: Callable[[fx.Node, Any], None]
 ) -> tuple[Seconds, list[Tensor]]:
-    """Runs the model, and calls `after` with every unit and its value; the seconds of each, and what comes out."""
+    """Run the model and call `after` with every unit and its value; return the seconds of each, and the output."""
     seconds = dict.fromkeys(line.units, 0.0)
     values: dict[fx.Node, Any] = {}
     ends: list[Tensor] = []
-    waiting = {node: len(node.users) for node in line.traced.graph.nodes}
+    uses_left = {node: len(node.users) for node in line.traced.graph.nodes}
     for node in line.traced.graph.nodes:
         if node.op == "output":
             ends = [t for n in node.all_input_nodes for t in tensors(values[n])]
@@ -101,14 +105,14 @@ def _walk(
             seconds[node] += clock() - start
             after(node, values[node])
         for source in node.all_input_nodes:
-            waiting[source] -= 1
-            if not waiting[source] and not any(user.op == "output" for user in source.users):
+            uses_left[source] -= 1
+            if not uses_left[source] and not any(user.op == "output" for user in source.users):
                 del values[source]
     return seconds, ends
 
 
-def _step(line: Line, example: Any, clock: Callable[[], float]) -> Seconds:
-    """The seconds of each unit in one step of backpropagation."""
+def _training_step(line: Line, example: Any, clock: Callable[[], float]) -> Seconds:
+    """Seconds of each unit in one step of backpropagation."""
     marks: list[tuple[float, fx.Node]] = []  # when each unit's output got its gradient
 
     def watch(unit: fx.Node, value: Any) -> None:
@@ -128,12 +132,12 @@ def _step(line: Line, example: Any, clock: Callable[[], float]) -> Seconds:
 
 
 def _dual_step(line: Line, example: Any, clock: Callable[[], float]) -> Seconds:
-    """The seconds of each unit in one step of forward gradients."""
+    """Seconds of each unit in one step of forward gradients."""
     named = [((name,), p) for name, p in line.model.named_parameters()]
     device = named[0][1].device if named else torch.device("cpu")
     directions = Directions(TangentOptions(), (0, 0), named, {id(p): 1.0 for _, p in named}, {}, device)
     drawn = PendingBatch(0, [float(p.requires_grad) for _, p in named])
-    used: dict[int, fx.Node] = {}  # the unit that used a parameter first
+    used: dict[int, fx.Node] = {}  # the first unit that used each parameter
 
     def note(unit: fx.Node, value: Any) -> None:
         for index in drawn.used - used.keys():

@@ -1,20 +1,29 @@
-"""One graph out of two: what training and evaluation do differently is decided at run time."""
+"""One graph for both modes: what training and evaluation do differently is decided at run time."""
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import groupby, takewhile
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import fx
+
+from freewheel.split._tree import container, entries, rebuild, tensors
 
 
-class Differ(Exception):  # noqa: N818 (it is caught, never shown)
-    """The two graphs are not the same calls; culprit is the submodule that branches, empty for the model."""
+class Difference(NamedTuple):
+    """A submodule ("" for the model) that depends on the mode, and its first call that does."""
 
-    def __init__(self, culprit: str, what: str) -> None:
-        super().__init__(culprit, what)
-        self.culprit = culprit
-        self.what = what
+    module: str
+    call: str
+
+
+class _Step(NamedTuple):
+    """A call that a module makes itself or, with the op "within", all calls within one call of a submodule."""
+
+    op: str
+    target: Any
+    nodes: list[fx.Node]
 
 
 def when(training: bool, in_training: Any, in_evaluation: Any) -> Any:
@@ -27,64 +36,97 @@ def when(training: bool, in_training: Any, in_evaluation: Any) -> Any:
     return in_training if training else in_evaluation
 
 
-def merge(training: fx.Graph, evaluation: fx.Graph, constants: dict[str, Any], others: dict[str, Any]) -> fx.Graph:
-    """The training graph, reading the mode wherever the evaluation graph has another constant.
+def branches(training: fx.Graph, evaluation: fx.Graph) -> list[Difference]:
+    """The innermost submodules that make other calls in evaluation than in training.
+
+    A module that contains one of them is not compared itself: it may well agree once they are single calls.
+    """
+    return _branches(list(training.nodes), list(evaluation.nodes), 0, "")
+
+
+def merge(
+    training: fx.Graph, evaluation: fx.Graph, constants: dict[str, Any], others: dict[str, Any]
+) -> list[Difference]:
+    """Make the training graph read the mode wherever the evaluation graph, of the same calls, has another constant.
 
     So ``dropout(x, training=self.training)`` becomes a call whose argument is the flag of the module that
-    wrote it, and ``dropout_p=self.p if self.training else 0.0`` a choice between the two numbers.
+    made it, and ``dropout_p=self.p if self.training else 0.0`` a choice between the two numbers.
 
-    Raises:
-        Differ: The graphs are not the same calls.
+    Returns:
+        The submodules whose arguments or constants (``others`` in evaluation) cannot be merged, none if all can.
     """
-    ones, twos = list(training.nodes), list(evaluation.nodes)
-    longer = ones if len(ones) >= len(twos) else twos
     same: dict[fx.Node, fx.Node] = {}
-    for i, (one, two) in enumerate(zip(ones, twos)):
-        if one.op != two.op or one.target != two.target or _unlike(constants, others, one):
-            raise Differ(caller(longer[i]), f"first at '{longer[i].target}'")
+    found: dict[str, Difference] = {}
+    for one, two in zip(list(training.nodes), list(evaluation.nodes)):
         same[two] = one
+        if any(found.keys() & set(stack(node)) for node in (one, *one.all_input_nodes)):
+            continue  # a consequence of a difference found before
         try:
-            one.args = _join(one, one.args, two.args, same)
-            one.kwargs = _join(one, one.kwargs, two.kwargs, same)
+            if _unlike(constants, others, one):
+                raise ValueError
+            one.args = _join(one, one.args, fx.map_arg(two.args, same.__getitem__))
+            one.kwargs = _join(one, one.kwargs, fx.map_arg(two.kwargs, same.__getitem__))
         except ValueError:
-            raise Differ(caller(one), f"first at '{one.target}'") from None
-    return training
+            found.setdefault(caller(one), Difference(caller(one), str(one.target)))
+    return list(found.values())
 
 
 def stack(node: fx.Node) -> list[str]:
-    """The submodules within which a node was written, outermost first; a call of a submodule is its own."""
+    """The submodules whose calls enclose a node, outermost first; a call of a submodule encloses itself."""
     return [name for name, _ in node.meta.get("nn_module_stack", {}).values()]
 
 
 def caller(node: fx.Node) -> str:
-    """The submodule whose forward wrote the node, empty for the model itself."""
-    within = stack(node)
-    if node.op == "call_module":
-        within = within[:-1]
-    return within[-1] if within else ""
+    """The submodule whose forward makes the call, empty for the model itself."""
+    enclosing = stack(node)[: -1 if node.op == "call_module" else None]
+    return enclosing[-1] if enclosing else ""
+
+
+def _branches(ones: list[fx.Node], twos: list[fx.Node], depth: int, module: str) -> list[Difference]:
+    both = _steps(ones, depth), _steps(twos, depth)
+    within = [{step.target: step for step in steps if step.op == "within"} for steps in both]
+    found = {
+        Difference(t, str((within[0] | within[1])[t].nodes[0].target)) for t in within[0].keys() ^ within[1].keys()
+    }
+    for target in within[0].keys() & within[1].keys():
+        for mine, other in zip(*([s.nodes for s in steps if s[:2] == ("within", target)] for steps in both)):
+            found |= set(_branches(mine, other, depth + 1, target))
+    same = list(takewhile(lambda pair: pair[0][:2] == pair[1][:2], zip(*both)))
+    longer = max(both, key=len)
+    if not found and len(same) < len(longer):
+        return [Difference(module, str(longer[len(same)].target))]
+    return sorted(found)
+
+
+def _steps(nodes: list[fx.Node], depth: int) -> list[_Step]:
+    """The steps of a module, given the nodes of one call of it, which lies `depth` calls deep."""
+
+    def step(node: fx.Node) -> tuple[str, str, Any]:
+        calls = list(node.meta.get("nn_module_stack", {}).items())[: -1 if node.op == "call_module" else None]
+        return (
+            (calls[depth][0], "within", calls[depth][1][0]) if len(calls) > depth else (node.name, node.op, node.target)
+        )
+
+    return [_Step(op, target, list(group)) for (_, op, target), group in groupby(nodes, step)]
 
 
 def _unlike(constants: dict[str, Any], others: dict[str, Any], node: fx.Node) -> bool:
-    """Whether the node names a constant that came out otherwise the second time, as random numbers do."""
+    """Whether the node reads a constant that differs between the two traces, such as random numbers."""
     if node.op != "get_attr" or node.target not in constants:
         return False
-    one, two = constants[str(node.target)], others[str(node.target)]
-    return isinstance(one, Tensor) and not torch.equal(torch.nan_to_num(one), torch.nan_to_num(two))
+    pairs = zip(tensors(constants[str(node.target)]), tensors(others[str(node.target)]))
+    return not all(torch.equal(torch.nan_to_num(one), torch.nan_to_num(two)) for one, two in pairs)
 
 
-def _join(node: fx.Node, one: Any, two: Any, same: dict[fx.Node, fx.Node]) -> Any:
-    """Two arguments as one; ValueError where they are not built alike."""
-    if isinstance(one, fx.Node) or isinstance(two, fx.Node):
-        if same.get(two) is not one:
-            raise ValueError
+def _join(node: fx.Node, one: Any, two: Any) -> Any:
+    """Merge two arguments; ValueError where they depend on different nodes."""
+    if one is two:
         return one
-    if isinstance(one, tuple | list) and isinstance(two, tuple | list) and len(one) == len(two):
-        joined = [_join(node, a, b, same) for a, b in zip(one, two)]
-        return tuple(joined) if isinstance(one, tuple) else joined
-    if isinstance(one, dict) and isinstance(two, dict) and one.keys() == two.keys():
-        return {key: _join(node, one[key], two[key], same) for key in one}
-    if isinstance(one, slice) and isinstance(two, slice):
-        return slice(*(_join(node, getattr(one, s), getattr(two, s), same) for s in ("start", "stop", "step")))
+    kind = container(one)
+    if kind and kind is container(two) and [k for k, _ in entries(one)] == [k for k, _ in entries(two)]:
+        return rebuild(one, [_join(node, a, b) for (_, a), (_, b) in zip(entries(one), entries(two))])
+    if all(isinstance(value, slice) for value in (one, two)):
+        return slice(*_join(node, (one.start, one.stop, one.step), (two.start, two.stop, two.step)))
     if type(one) is type(two) and (one == two or (one != one and two != two)):
         return one
     if _holds_node(one) or _holds_node(two):

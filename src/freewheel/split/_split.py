@@ -12,18 +12,21 @@ from torch import Tensor, nn
 
 from freewheel._cores import intra_op_threads, share
 from freewheel._errors import unknown, whole_number
+from freewheel._malloc import keep_freed_memory
 from freewheel.split._arguments import check_example, check_model, check_no_example, check_plan
 from freewheel.split._balance import best_cuts, bounds
-from freewheel.split._line import Line, draw
-from freewheel.split._measure import measure, measure_forward
+from freewheel.split._line import Line, make_line
+from freewheel.split._measure import time_backpropagation, time_forward_gradients
 from freewheel.split._owners import check_owners, parameter_counts, unused
 from freewheel.split._report import SplitReport, Stages
-from freewheel.split._stages import build
-from freewheel.split._trace import BY_HAND, is_plain_sequential, trace, write_down
+from freewheel.split._stages import make_stages
+from freewheel.split._trace import convert_sequential, is_plain_sequential, trace
+from freewheel.split._tracer import MANUAL_SPLIT
 from freewheel.split._tree import tensors
+from freewheel.split._undisturbed import unpacks
 from freewheel.split._values import infer, observe
 
-TIMED = {"time": measure, "forward": measure_forward}
+TIMED = {"time": time_backpropagation, "forward": time_forward_gradients}
 
 
 def split(
@@ -36,44 +39,44 @@ def split(
     balance: Sequence[int] | None = None,
     threads: int | None = None,
 ) -> Stages:
-    """Cut a model into k stages that, run one after the other, give what the model gives, bit for bit.
+    """Split a model into k stages that, run one after the other, compute what the model computes, bit for bit.
 
-    Between two stages travels one value: the tensor that crosses the cut, or a tuple of tensors in a fixed
-    order if there are several; the next stage takes that value as its only argument. What only a later
-    stage needs is passed on by those between. Sizes and other plain values do not travel: the stage that
-    needs one asks the tensor it came from, which crosses in its place, so any batch size will do. The first
-    stage takes what the model takes; the last returns what the model returns.
+    One value is sent from stage to stage: the tensor that crosses the cut, or a tuple of tensors in a fixed
+    order if there are several; it is the only argument of the next stage. A value needed only by a later stage
+    is forwarded by the stages between. Sizes and other plain values are not sent: a stage that needs one
+    computes it from the tensor it came from, so the stages take any batch size. The first stage takes the
+    model's input; the last returns the model's output.
 
     The stages hold the model's own submodules, parameters and buffers under their own qualified names.
     ``stage.train()`` and ``stage.eval()`` also reach calls such as ``F.dropout(x, training=self.training)``.
 
-    A ``nn.Sequential`` is cut between its children, and those of Sequentials within it. Any other model is
-    traced with ``torch.fx`` and cut between calls of leaf submodules, functions and methods; submodules
-    that cannot be traced, or that have hooks, are kept whole. Left to itself, a stage does not begin with a
-    call that would change in place the tensor it receives, if there are enough other places to cut.
+    A ``nn.Sequential`` is cut between its children, and those of nested Sequentials. Any other model is traced
+    with ``torch.fx`` and cut between calls of leaf submodules, functions and methods; submodules that cannot be
+    traced, or that have hooks, are kept whole. By default a stage does not begin with a call that changes its
+    input in place, if there are enough other places to cut.
 
-    Among all cuts into contiguous stages, the one whose dearest stage costs least is taken. Ties go to the
-    least sum of squared costs, then to the smallest messages, then to the latest cuts.
+    Among all splits into contiguous stages, the one whose most expensive stage is cheapest is chosen. Ties are
+    broken by the smallest sum of squared costs, then by the smallest messages, then by the latest cuts.
 
     Args:
         model: The model.
-        k: The number of stages; may be left out with ``at`` or ``balance``.
+        k: The number of stages; optional with ``at`` or ``balance``.
         example: What the model is called with: a tensor; a tuple, for ``model(*example)``; or a dict, for
-            ``model(**example)``. The first stage then takes that tensor, tuple or dict. Needed for
-            ``by="time"`` or ``"forward"`` and for models that take several arguments. Without it, messages are supposed
-            to be as small as they are few.
+            ``model(**example)``. The first stage then takes that tensor, tuple or dict. Required for
+            ``by="time"`` or ``"forward"`` and for models with several arguments. Without it, all tensors of a
+            message count as equally large.
         by: What to balance: ``"time"``, measured forward and backward on the example in training mode;
             ``"forward"``, measured in a step of forward gradients, for methods such as ``"asyncfgd"``; or
             ``"parameters"``, their number.
-        at: Names of submodules; at the first call within each a new stage begins.
+        at: Names of submodules; a stage begins at the first call within each.
         balance: The number of units of each stage, instead of balancing: children of a Sequential (or, if
-            the numbers add up to more, those of the Sequentials within), else calls in the traced graph.
-        threads: Intra-op threads to measure with: as many as a stage will run with, by default the cores
+            the numbers add up to more, those of nested Sequentials), or calls in the traced graph.
+        threads: Intra-op threads to measure with, as many as a stage will run with: by default the cores
             divided by the stages, as in `fw.Trainer`.
 
     Raises:
-        ValueError: The model cannot be cut as asked; the message says why and what to do.
-        TypeError: An argument is of the wrong kind.
+        ValueError: The model cannot be split as requested; the message says why and what to do.
+        TypeError: An argument has the wrong type.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -93,70 +96,72 @@ def split(
     stages = check_plan(k, by, at, balance)
     if threads is not None:
         whole_number("threads", threads, least=1)
+    timed = TIMED.get(by) if at is None and balance is None else None
     output = None
     if example is not None:
+        if timed is not None:
+            keep_freed_memory()  # as the runtimes do
         output = check_example(model, example)
     elif stages > 1:
-        check_no_example(model, timed=by if by in TIMED and at is None and balance is None else None)
-    if stages == 1 and balance is None and not isinstance(example, tuple | dict):
-        return _whole(model)
+        check_no_example(model, timed=by if timed else None)
+    if stages == 1 and balance is None and not unpacks(example):
+        return _single_stage(model)
 
-    line = _line(model, example, balance, output)
+    line = _line_of(model, example, balance, output)
     if balance is not None or at is not None:
         cuts = _cuts_at(line, at) if at is not None else _cuts_after(line, balance or [])
         costs, unit = [1] * len(line.units), "units"
     else:
-        barred = _barred(line, stages)
-        timed = TIMED[by] if example is not None and by in TIMED else None
+        excluded = _excluded(line, stages)
         with intra_op_threads(share(stages) if threads is None else threads):
             costs, unit = (parameter_counts(line), "parameters") if timed is None else (timed(line, example), "s")
         messages = [sum(item.elements for item in message) for message in line.messages]
-        cuts = best_cuts(costs, stages, messages=messages, forbidden=barred)
+        cuts = best_cuts(costs, stages, messages=messages, forbidden=excluded)
 
-    parts = bounds(cuts, len(line.units))
-    check_owners(line, parts)
+    spans = bounds(cuts, len(line.units))
+    check_owners(line, spans)
     report = SplitReport(
-        costs=tuple(sum(costs[start:end]) for start, end in parts),
+        costs=tuple(sum(costs[start:end]) for start, end in spans),
         unit=unit,
-        names=tuple(tuple(line.name(u) for u in line.units[start:end]) for start, end in parts),
+        names=tuple(tuple(line.name(u) for u in line.units[start:end]) for start, end in spans),
         unused=unused(line),
     )
-    return Stages(build(line, parts), model=model, report=report)
+    return Stages(make_stages(line, spans), model=model, report=report)
 
 
-def _whole(model: nn.Module) -> Stages:
+def _single_stage(model: nn.Module) -> Stages:
     """The model as its own single stage."""
     count = sum(p.numel() for p in model.parameters())
     report = SplitReport(costs=(count,), unit="parameters", names=((type(model).__name__,),))
     return Stages([model], model=model, report=report)
 
 
-def _line(model: nn.Module, example: Any, balance: Sequence[int] | None, output: Any) -> Line:
+def _line_of(model: nn.Module, example: Any, balance: Sequence[int] | None, output: Any) -> Line:
     """The model as a line of units."""
     if is_plain_sequential(model):
         chain = cast(nn.Sequential, model)
-        traced = write_down(chain, example, flat=balance is None or sum(balance) != len(chain))
+        traced = convert_sequential(chain, example, flat=balance is None or sum(balance) != len(chain))
     else:
         traced = trace(model, example)
     values = infer(traced) if example is None else observe(traced, example)
-    if example is not None and not _same(values.output, output):
+    if example is not None and not _agree(values.output, output):
         raise ValueError(
-            f"model: tracing {type(model).__name__}.forward does not give what calling it gives, for it "
-            f"depends on something other than its input: move that into a submodule, {BY_HAND}"
+            f"model: the traced {type(model).__name__}.forward computes something else than the model, because it "
+            f"depends on more than its input: move that into a submodule, {MANUAL_SPLIT}"
         )
-    line = draw(traced, values)
+    line = make_line(traced, values)
     if not line.units:
         raise ValueError(f"model: {type(model).__name__} has no layers to cut between")
     return line
 
 
-def _same(one: Any, two: Any) -> bool:
+def _agree(one: Any, two: Any) -> bool:
     ones, twos = list(tensors(one)), list(tensors(two))
     return len(ones) == len(twos) and all(_close(a, b) for a, b in zip(ones, twos))
 
 
 def _close(one: Tensor, two: Tensor) -> bool:
-    """Alike up to the noise of operations that are not deterministic."""
+    """Equal up to the noise of nondeterministic operations."""
     if one.shape != two.shape or one.dtype != two.dtype:
         return False
     if not one.is_floating_point():
@@ -164,31 +169,31 @@ def _close(one: Tensor, two: Tensor) -> bool:
     return torch.allclose(one, two, rtol=1e-2, atol=1e-3, equal_nan=True)
 
 
-def _barred(line: Line, k: int) -> set[int]:
-    """The cuts to stay away from; refuse more stages than there are pieces to share out."""
-    pieces = len(line.units) - len(line.forbidden)
-    if k <= pieces:
+def _excluded(line: Line, k: int) -> set[int]:
+    """The cuts not to make; reject more stages than the units can form."""
+    most = len(line.units) - len(line.forbidden)
+    if k <= most:
         better = line.avoided | set(line.forbidden)
         return set(better) if k <= len(line.units) - len(better) else set(line.forbidden)
-    notes = "".join(f"; '{name}' cannot be traced and counts as one" for name in line.traced.whole)
+    notes = "".join(f"; '{name}' cannot be traced and counts as one layer" for name in line.traced.whole)
     if line.forbidden:
         cut, reason = min(line.forbidden.items())
         where = f"before '{line.name(line.units[cut])}': {reason}"
-        notes += f"; {len(line.forbidden)} cuts are ruled out, such as {where}"
+        notes += f"; {len(line.forbidden)} cuts are impossible, such as {where}"
     raise ValueError(
-        f"k={k}: {type(line.model).__name__} has {len(line.units)} layers, which make {pieces} stages "
-        f"at most{notes}; give k <= {pieces}, {BY_HAND}"
+        f"k={k}: {type(line.model).__name__} has {len(line.units)} layers, which form at most {most} "
+        f"stages{notes}; give k <= {most}, {MANUAL_SPLIT}"
     )
 
 
 def _cuts_after(line: Line, balance: Sequence[int]) -> list[int]:
-    """The cuts after so many units each."""
+    """The cuts that give each stage its number of units."""
     if sum(balance) != len(line.units):
         children = line.traced.sequential and len(list(line.model.children())) != len(line.units)
         whole = f" ({len(list(line.model.children()))} children)" if children else ""
         raise ValueError(
             f"balance={list(balance)} adds up to {sum(balance)}, but {type(line.model).__name__} has "
-            f"{len(line.units)} units{whole}: make the two numbers the same"
+            f"{len(line.units)} units{whole}: make the two numbers equal"
         )
     cuts = list(accumulate(balance))[:-1]
     for cut in cuts:
@@ -224,5 +229,5 @@ def _first_unit(line: Line, name: str) -> int:
         raise unknown("submodule in at", name, near)
     inside = next((line.name(u) for u in line.units if name.startswith(f"{line.name(u)}.")), None)
     if inside is not None:
-        raise ValueError(f"at: {name!r} is inside {inside!r}, which is kept whole: name {inside!r}, {BY_HAND}")
+        raise ValueError(f"at: {name!r} is inside {inside!r}, which is kept whole: name {inside!r}, {MANUAL_SPLIT}")
     raise ValueError(f"at: {name!r} is never called by the model, so no stage can begin there: leave it out")

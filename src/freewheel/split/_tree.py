@@ -1,4 +1,4 @@
-"""Tensors inside tuples, lists and dicts."""
+"""Nested tuples, lists and dicts of tensors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,30 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
+
+
+def container(value: Any) -> type | None:
+    """``tuple``, ``list`` or ``dict`` if the value is one, None otherwise."""
+    return next((kind for kind in (tuple, list, dict) if isinstance(value, kind)), None)
+
+
+def entries(value: Any) -> list[tuple[Any, Any]]:
+    """The (key, entry) pairs of a container, none for any other value.
+
+    Example:
+        >>> entries(["a", "b"]), entries({"x": 1}), entries(3)
+        ([(0, 'a'), (1, 'b')], [('x', 1)], [])
+    """
+    kind = container(value)
+    return list(value.items() if kind is dict else enumerate(value)) if kind else []
+
+
+def rebuild(like: Any, values: list[Any]) -> Any:
+    """A container of the same kind and keys with other entries."""
+    kind = container(like)
+    if kind is tuple:
+        return getattr(type(like), "_make", type(like))(values)  # named tuples are constructed by _make
+    return dict(zip(like, values)) if kind is dict else values
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
@@ -18,16 +42,17 @@ def tensors(value: Any) -> Iterator[Tensor]:
     """
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from tensors(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from tensors(part)
+    for _, entry in entries(value):
+        yield from tensors(entry)
+
+
+def holds_tensor(value: Any) -> bool:
+    """Whether a nested value contains any tensor."""
+    return next(tensors(value), None) is not None
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """The same nested value with every tensor changed.
+    """Apply a function to every tensor of a nested value.
 
     Example:
         >>> import torch
@@ -36,11 +61,5 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     """
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, tuple):
-        make = getattr(type(value), "_make", type(value))  # named tuples are made from a list otherwise
-        return make([map_tensors(change, part) for part in value])
-    if isinstance(value, list):
-        return [map_tensors(change, part) for part in value]
-    if isinstance(value, dict):
-        return {key: map_tensors(change, part) for key, part in value.items()}
-    return value
+    found = entries(value)
+    return rebuild(value, [map_tensors(change, entry) for _, entry in found]) if found else value

@@ -1,22 +1,25 @@
-"""Run a model and leave no trace of it."""
+"""Run a model without side effects."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
+from traceback import walk_tb
 from typing import Any
 
 import torch
 from torch import nn
 
-from freewheel.split._tree import map_tensors, tensors
+from freewheel.split._tree import container, map_tensors, tensors
 
 
 @contextmanager
 def undisturbed(model: nn.Module, *, training: bool = True, seed: int = 0) -> Iterator[None]:
-    """Put the model in one mode; on leaving, its modes, buffers and attributes are as before.
+    """Put the model in training or evaluation mode, and restore its modes, buffers and attributes on exit.
 
-    The random number generators are seeded inside and go on afterwards as if nothing had happened.
+    Random number generators are seeded inside and restored on exit.
 
     Example:
         >>> norm = nn.BatchNorm1d(2).eval()
@@ -47,15 +50,40 @@ def undisturbed(model: nn.Module, *, training: bool = True, seed: int = 0) -> It
                     setattr(module, name, buffer.copy_(saved))
 
 
-def call(model: nn.Module, example: Any) -> Any:
-    """Call the model on an example: a tuple holds its arguments, a dict its keywords.
+def unpacks(example: Any) -> bool:
+    """Whether the example holds the arguments of the model rather than being its only one."""
+    return container(example) in (tuple, dict)
 
-    The tensors are copies, for a model may write into what it is given.
+
+def arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and keyword arguments that an example stands for.
+
+    Example:
+        >>> arguments(1), arguments((1, 2)), arguments({"x": 1})
+        (((1,), {}), ((1, 2), {}), ((), {'x': 1}))
     """
-    example = map_tensors(lambda t: t.detach().clone(), example)
-    if isinstance(example, tuple):
-        return model(*example)
-    return model(**example) if isinstance(example, dict) else model(example)
+    if not unpacks(example):
+        return (example,), {}
+    return ((), example) if container(example) is dict else (example, {})
+
+
+def call(model: nn.Module, example: Any) -> Any:
+    """Call the model on copies of the example's tensors, because a model may write to its input."""
+    args, kwargs = arguments(map_tensors(lambda t: t.detach().clone(), example))
+    return model(*args, **kwargs)
+
+
+def raised_by_signal(error: BaseException) -> bool:
+    """Whether a signal handler raised the error, for example a timeout set by ``signal.alarm``.
+
+    Python calls ``handler(signal, frame)`` with the frame that it interrupts, so that frame is the caller as well.
+    """
+    for (caller, _), (frame, _) in pairwise(walk_tb(error.__traceback__)):
+        names, rest, _, values = inspect.getargvalues(frame)
+        given = [*(values.get(name) for name in names), *(values.get(rest, ()) if rest else ())]
+        if any(value is caller for value in given[1:]):
+            return True
+    return False
 
 
 def _cuda_devices(model: nn.Module) -> list[int]:
