@@ -31,7 +31,7 @@ def test_a_team_answers_and_its_failures_are_told():
 
 def test_every_contender_of_one_process_trains():
     batches = make_batches(2, 2)
-    for make in (contenders.freewheel, contenders.plain):
+    for make in (contenders.freewheel_runs, contenders.pytorch_runs):
         for name, turn in make(2, CUT, 0, 0).items():
             assert turn(batches) > 0, name
 

@@ -7,12 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import freewheel as fw
+from command_line import freewheel
 from freewheel.bench import _additions, _async
-from freewheel.bench._async import Contender
-from freewheel.cli._app import app
+from freewheel.bench._async import RaceContender
 from freewheel.trainer import Epoch, History, LayerUpdates, Score
 
 
@@ -25,7 +24,7 @@ def epoch(number: int, accuracy: float, *, seconds: float, staleness: float) -> 
 
 
 def test_the_contenders_are_the_five_methods_and_plain_sgd():
-    names = {contender.method.name for contender in _async.contenders()}
+    names = {contender.method.name for contender in _async.all_contenders()}
     assert names == {*fw.RACES, "bp"}
 
 
@@ -44,9 +43,9 @@ def test_a_training_is_summed_up():
 
 def test_every_contender_is_trained_in_every_round(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_async, "additions", list)
-    field = [Contender("lu", fw.AsyncLU(), "threads"), Contender("sgd", fw.BP(), "simulate")]
+    contenders = [RaceContender("lu", fw.AsyncLU(), "threads"), RaceContender("sgd", fw.BP(), "simulate")]
     lines: list[str] = []
-    result = _async.asynchronous(repeats=2, epochs=1, target=1.0, limit=64, field=field, say=lines.append)
+    result = _async.asynchronous(repeats=2, epochs=1, target=1.0, limit=64, contenders=contenders, log=lines.append)
     assert [row["name"] for row in result["rows"]] == ["lu", "sgd"]
     assert all(len(row["runs"]) == 2 and row["seconds"] is None for row in result["rows"])
     assert len(result["rows"][0]["layers"]) == 17
@@ -70,7 +69,7 @@ def test_the_command_prints_tables_and_writes_json(monkeypatch: pytest.MonkeyPat
     }
     asked = {}
 
-    def measure(*, repeats: int, epochs: int, target: float, say):
+    def measure(*, repeats: int, epochs: int, target: float, log):
         asked.update(repeats=repeats, epochs=epochs, target=target)
         return found
 
@@ -78,7 +77,7 @@ def test_the_command_prints_tables_and_writes_json(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(importlib.import_module("freewheel.bench"), "asynchronous", measure)
     file = tmp_path / "a.json"
     arguments = ["bench", "async", "--repeats", "2", "--target", "0.9", "--json", str(file)]
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "120", "NO_COLOR": "1"})
+    result = freewheel(*arguments)
     assert result.exit_code == 0, result.output
     assert asked == {"repeats": 2, "epochs": 20, "target": 0.9}
     lines = [line.split() for line in result.stdout.splitlines()]

@@ -9,15 +9,14 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
+from command_line import freewheel
 from freewheel.bench import _memory, _memory_contenders
 from freewheel.bench._memory_accountant import changes, peak_extra, peak_resident
-from freewheel.bench._memory_contenders import CONTENDERS, contender
+from freewheel.bench._memory_contenders import CONTENDERS, make_contender
 from freewheel.bench._memory_nets import CLASSES, Net, loss
 from freewheel.bench._memory_picture import STYLES
 from freewheel.bench._memory_process import Template
-from freewheel.cli._app import app
 
 FLOAT = 4
 TINY = (
@@ -54,7 +53,7 @@ def few_objects():
 
 
 def peak(name: str, net: Net) -> int:
-    train, steps = contender(name, net, "cpu")
+    train, steps = make_contender(name, net, "cpu")
     return peak_extra(partial(train, [net.data(net.batch)] * steps))
 
 
@@ -143,7 +142,7 @@ def test_the_count_is_the_same_run_after_run(name: str):
 def test_a_run_leaves_nothing_behind():
     """The interpreter used to hold what it had sent last, until the garbage collector came by."""
     net = Net(kind="fc", depth=8, width=8, batch=100)
-    train, steps = contender("AsyncFGD", net, "cpu")
+    train, steps = make_contender("AsyncFGD", net, "cpu")
     batches = [net.data(net.batch)] * steps
     train(batches)
     gc.collect()
@@ -161,7 +160,7 @@ def test_checkpointed_and_fused_backpropagation_take_the_same_steps(net: Net, mo
     monkeypatch.setattr(Net, "layers", lambda self: made.append(real(self)) or made[-1])
     batches = [net.data(net.batch) for _ in range(3)]
     for name in ("BP", "BP, checkpointed", "BP, checkpointed, fused updates"):
-        contender(name, net, "cpu")[0](batches)
+        make_contender(name, net, "cpu")[0](batches)
     plain, *others = [[p.detach() for layer in layers for p in layer.parameters()] for layers in made]
     assert len(others) == 2
     for other in others:
@@ -183,13 +182,13 @@ def test_stages_are_the_whole_network(net: Net):
 
 
 def bench(*arguments: str):
-    return CliRunner().invoke(app, ["bench", "memory", *arguments], env={"COLUMNS": "120", "NO_COLOR": "1"})
+    return freewheel("bench", "memory", *arguments)
 
 
 def test_the_command(tmp_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_memory, "SWEEPS", TINY)
-    hopes = [("deeper", ("FGD", "fc-depth", 3), ("FGD", "fc-depth", 2), 1.5), ("no such", ("FGD", "x", 3), (), 1)]
-    monkeypatch.setattr(_memory, "HOPES", hopes)
+    expected = [("deeper", ("FGD", "fc-depth", 3), ("FGD", "fc-depth", 2), 1.5), ("no such", ("FGD", "x", 3), (), 1)]
+    monkeypatch.setattr(_memory, "EXPECTED", expected)
     result = bench("--json", str(tmp_path / "m.json"), "--picture", str(tmp_path / "m.svg"))
     assert result.exit_code == 0, result.output
     written = json.loads((tmp_path / "m.json").read_text())

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import freewheel as fw
+from command_line import freewheel
 from freewheel.bench import _straggler
 from freewheel.bench import _straggler_stages as made
-from freewheel.bench._straggler import CONTENDERS, Contender
-from freewheel.cli._app import app
+from freewheel.bench._straggler import CONTENDERS, StragglerContender
 from freewheel.runtime import is_slow
 from freewheel.trainer import Epoch
 
@@ -66,7 +65,7 @@ def test_slow_downs_are_taken_within_a_round_and_then_the_median():
         [epoch(5.0, 0.6, 0.2), epoch(6.5), epoch(15.0)],
         [epoch(20.0, 0.8, 0.3), epoch(21.0), epoch(50.0)],
     ]
-    row = _straggler._row(Contender(name="DSP", method=fw.DSP(), paper=(1.0, 2.0)), rounds, batches=10)
+    row = _straggler._row(StragglerContender(name="DSP", method=fw.DSP(), paper=(1.0, 2.0)), rounds, batches=10)
     assert row["seconds"] == 1.0
     assert row["busy"] == 0.8
     assert row["slow_downs"] == pytest.approx([20.0, 150.0])
@@ -97,7 +96,7 @@ def test_every_contender_is_measured(monkeypatch: pytest.MonkeyPatch, asleep: bo
 
     monkeypatch.setattr(_straggler, "Trainer", watched)
     lines: list[str] = []
-    result = _straggler.straggler(repeats=2, batches=3, percentages=(50, 150), asleep=asleep, say=lines.append)
+    result = _straggler.straggler(repeats=2, batches=3, percentages=(50, 150), asleep=asleep, log=lines.append)
     assert [row["name"] for row in result["rows"]] == [c.name for c in CONTENDERS]
     assert all(len(row["slow_downs"]) == 2 and len(row["turns"]) == 2 and row["seconds"] > 0 for row in result["rows"])
     assert len(lines) == 2 * len(CONTENDERS)
@@ -112,7 +111,7 @@ def test_every_contender_is_measured(monkeypatch: pytest.MonkeyPatch, asleep: bo
 def test_stages_sleep_where_there_are_fewer_cores(monkeypatch: pytest.MonkeyPatch, cores: int, asleep: bool):
     monkeypatch.setattr(_straggler, "cores", lambda: cores)
     monkeypatch.setattr(_straggler, "_turn", lambda *_, **options: epoch(1.0, float(options["asleep"])))
-    result = _straggler.straggler(repeats=1, batches=3, say=lambda _: None)
+    result = _straggler.straggler(repeats=1, batches=3, log=lambda _: None)
     assert (result["asleep"] is not None) == asleep
     assert result["rows"][0]["busy"] == float(asleep)
 
@@ -132,14 +131,14 @@ def test_the_command_prints_the_paper_beside_it_and_writes_json(monkeypatch, tmp
     }
     asked = {}
 
-    def measure(*, repeats: int, batches: int, say):
+    def measure(*, repeats: int, batches: int, log):
         asked.update(repeats=repeats, batches=batches)
         return found
 
     monkeypatch.setattr(importlib.import_module("freewheel.bench"), "straggler", measure)
     file = tmp_path / "s.json"
     arguments = ["bench", "straggler", "--repeats", "2", "--batches", "9", "--json", str(file)]
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "120", "NO_COLOR": "1"})
+    result = freewheel(*arguments)
     assert result.exit_code == 0, result.output
     assert asked == {"repeats": 2, "batches": 9}
     lines = [line.split() for line in result.stdout.splitlines()]

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
+from command_line import freewheel
 from freewheel.bench import _transport
 from freewheel.bench._transport_pair import BARE, CHANNEL, GLOO, SHARED, Partner
-from freewheel.cli._app import app
 
 
 def test_every_contender_brings_a_message_back():
@@ -31,7 +30,7 @@ def test_every_contender_brings_a_message_back():
 
 def test_every_contender_is_measured_at_every_size():
     lines: list[str] = []
-    result = _transport.transport(repeats=2, sizes=(4, 1 << 20), trips=2, say=lines.append)
+    result = _transport.transport(repeats=2, sizes=(4, 1 << 20), trips=2, log=lines.append)
     names = (SHARED, GLOO, BARE, CHANNEL)
     assert [(row["name"], row["bytes"]) for row in result["rows"]] == [(n, s) for s in (4, 1 << 20) for n in names]
     assert all(len(row["turns"]) == 2 and row["microseconds"] > 0 for row in result["rows"])
@@ -56,14 +55,14 @@ def test_the_command_prints_a_table_and_writes_json(monkeypatch: pytest.MonkeyPa
     }
     asked = {}
 
-    def measure(*, repeats: int, say):
+    def measure(*, repeats: int, log):
         asked.update(repeats=repeats)
         return found
 
     monkeypatch.setattr(importlib.import_module("freewheel.bench"), "transport", measure)
     file = tmp_path / "t.json"
     arguments = ["bench", "transport", "--repeats", "2", "--json", str(file)]
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "120", "NO_COLOR": "1"})
+    result = freewheel(*arguments)
     assert result.exit_code == 0, result.output
     assert asked == {"repeats": 2}
     lines = [line.split() for line in result.stdout.splitlines()]

@@ -32,8 +32,8 @@ SCRIPT = """
 import os, time
 from pathlib import Path
 import freewheel as fw
-from freewheel.checkpoint import _writer
-from freewheel.cli._app import app
+from freewheel.checkpoint import _folder
+from freewheel.cli._app import command_line
 from freewheel.runtime import of_rank_0
 from test_cli_resume import cut_off
 
@@ -46,7 +46,7 @@ def split(model, k, **options):
     return measured(model, k, **options)
 
 def train(*arguments):
-    return app(["train", *arguments], standalone_mode=False)
+    return command_line(["train", *arguments])
 
 fw.split = split
 brief = ["--epochs", "2", "--limit", "200", "--no-compare"]
@@ -124,7 +124,7 @@ def test_runtimes_are_checked_before_anything_is_loaded(arguments, message):
 def test_all_stages_in_each_of_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch):
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0")):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("freewheel.cli._app.is_ours", lambda: True)
+    monkeypatch.setattr("freewheel.cli._app.reports_errors", lambda: True)
     result = run("--runtime", "threads", "--data", "mnist")
     assert result.exit_code == 2
     assert result.stderr == (

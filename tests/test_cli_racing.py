@@ -7,15 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
-from freewheel.cli._app import app
+from command_line import freewheel as run
 
 SMALL = ("--epochs", "1", "--limit", "200", "--no-compare")
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, [*arguments], env={"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"})
 
 
 def good(*arguments: str) -> str:
@@ -57,7 +52,7 @@ def test_whole_batches_go_to_processes_by_default():
     [
         (
             ("train", "--method", "async-lu", "--save-to", "x"),
-            "error: --save-to x with async-lu: a race cannot be taken",
+            "error: --save-to x with async-lu: a race cannot be resumed",
         ),
         (
             ("train", "--method", "async-lu", "--runtime", "processes"),

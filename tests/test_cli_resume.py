@@ -43,7 +43,7 @@ def test_a_run_goes_on_without_other_options(method, tmp_path, monkeypatch):
 
     monkeypatch.setattr(fw, "split", other)
     stdout = good("--resume", str(folder), "--no-compare", "--save", str(resumed), "--runtime", "simulate")
-    assert f"resume   {folder}: the run goes on" in stdout
+    assert f"resume   {folder}: the run continues" in stdout
     assert "after 3 epochs" in stdout
     assert same_files(whole, resumed)
 
@@ -61,32 +61,34 @@ def test_contradictions_are_refused(tmp_path):
     folder = tmp_path / "run"
     good(*BRIEF, "--at", "pool", "--save-to", str(folder))
     for arguments, message in (
-        (("--lr", "0.1"), f"--lr 0.1 with --resume {folder}: that run was not given any; leave it out"),
+        (("--lr", "0.1"), f"--lr 0.1 with --resume {folder}: that run has 0.05; leave it out"),
         (("--epochs", "9"), f"--epochs 9 with --resume {folder}: that run has 3; leave it out"),
-        (("--at", "fc"), f"--at ['fc'] with --resume {folder}: that run has ['pool']; leave it out"),
-        (("--save-to", str(tmp_path)), f"--save-to {tmp_path} with --resume {folder}: a run goes on in its folder"),
+        (("--at", "fc"), f"--at fc with --resume {folder}: that run has pool; leave it out"),
+        (("--save-to", str(tmp_path)), f"--save-to {tmp_path} with --resume {folder}: that run has {folder}; leave"),
     ):
         result = run("--resume", str(folder), *arguments)
         assert result.exit_code == 2
         assert result.stderr.startswith(f"error: {message}")
-    good("--resume", str(folder), "--epochs", "3", "--no-compare")  # says the same
+    good("--resume", str(folder), "--epochs", "3", "--lr", "0.05", "--no-compare")  # says the same
 
 
 def test_folders_are_checked(tmp_path):
     folder = tmp_path / "run"
     good(*BRIEF, "--at", "pool", "--save-to", str(folder))
     for arguments, message in (
-        ((*BRIEF, "--save-to", str(folder)), "there are checkpoints of an earlier run; go on with it, --resume"),
+        ((*BRIEF, "--save-to", str(folder)), "there are checkpoints of an earlier run; continue it with --resume"),
         ((*BRIEF, "--save-every", "3"), "--save-every 3 without --save-to"),
         ((*BRIEF, "--save-to", str(tmp_path), "--save-every", "often"), "--save-every often: give a number of batches"),
-        (("--resume", str(tmp_path)), f"--resume {tmp_path}: there is no settings.json"),
+        (("--resume", str(tmp_path)), f"--resume {tmp_path}: there is no config.toml"),
         (("--resume", str(tmp_path / "no")), f"--resume {tmp_path / 'no'}: there is no such folder"),
     ):
         result = run(*arguments)
         assert result.exit_code == 2
         assert message in result.stderr
-    settings = folder / "settings.json"
-    settings.write_text(settings.read_text().replace('"limit": 200', '"limit": 201'))
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("limit = 200", "limit = 201"))
     result = run("--resume", str(folder))
     assert result.exit_code == 2
-    assert "settings.json is damaged" in result.stderr
+    assert f"config.toml was changed after the run began; undo that, or begin a new run with --config {config}" in (
+        result.stderr
+    )

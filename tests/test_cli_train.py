@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
 import freewheel as fw
+from command_line import Result, freewheel
 from freewheel.cli import _one_core
-from freewheel.cli._app import app
 from freewheel.trainer import EpochEnd
 
 SMALL = ("--epochs", "1", "--limit", "200", "--at", "pool", "--threads", "1")
@@ -22,7 +21,7 @@ BRIEF = (*SMALL, "--no-compare")
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["train", *arguments], env={"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"})
+    return freewheel("train", *arguments)
 
 
 def good(*arguments: str) -> str:

@@ -10,10 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from typer.testing import CliRunner, Result
 
 import freewheel as fw
-from freewheel.cli._app import app
+from command_line import Result, freewheel
 
 
 def learned(method: fw.Method, layers: int, activation: type[nn.Module], *, norm: bool = False) -> float:
@@ -52,7 +51,7 @@ def test_the_sign_of_the_error_needs_a_norm_beside_relu():
 
 
 def typed(*arguments: str) -> Result:
-    return CliRunner().invoke(app, [*arguments], env={"COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"})
+    return freewheel(*arguments, columns=300)
 
 
 def test_typed_without_more_it_takes_what_suits_it():

@@ -17,10 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from typer.testing import CliRunner
 
 import freewheel as fw
-from freewheel.cli._app import app
+from command_line import freewheel
 from freewheel.runtime._channels import Channel
 from reference import SGD, Adam, Rule, Tensors, distance
 from rows import same_bits, tensors
@@ -638,7 +637,7 @@ def test_bad_models_are_refused_in_one_line(call: Callable[[], Any], error: type
 )
 def test_the_command_line_trains_sequences(arguments: list[str]) -> None:
     common = ["-k", "2", "--method", "asyncfgd", "--limit", "96", "--epochs", "1", "--threads", "1", "--no-compare"]
-    done = CliRunner().invoke(app, ["train", *arguments, *common], env={"COLUMNS": "120"})
+    done = freewheel("train", *arguments, *common)
     assert done.exit_code == 0, done.output
     assert "delays 1 0" in done.stdout
     assert "test accuracy" in done.stdout

@@ -11,11 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from typer.testing import CliRunner
 
 import freewheel as fw
+from command_line import freewheel
 from freewheel import data, models
-from freewheel.cli._app import app
 
 TRAIN = [
     ("A film.<br /><br />A good film!", 0),
@@ -283,7 +282,7 @@ def test_the_command_trains_the_papers_network_until_it_knows(tmp_path):
     command = (
         f"train --data imdb --data-root {root} --steps 6 --epochs 2 --stages 2 --split parameters --schedule constant"
     )
-    result = CliRunner().invoke(app, [*command.split(), "--no-compare", "--json", str(file)])
+    result = freewheel(*command.split(), "--no-compare", "--json", str(file))
     assert result.exit_code == 0, result.output
     run = json.loads(file.read_text())
     assert run["model"]["name"] == "lstm"
@@ -296,7 +295,7 @@ def test_the_command_trains_the_papers_network_until_it_knows(tmp_path):
 
 
 def test_a_width_is_for_recurrent_networks():
-    result = CliRunner().invoke(app, ["train", "--hidden", "64"])
+    result = freewheel("train", "--hidden", "64")
     assert (result.exit_code, result.output) == (
         2,
         "error: --hidden 64: digits-cnn has none, it is for rnn, gru, lstm\n",

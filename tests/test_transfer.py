@@ -12,11 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typer.testing import CliRunner, Result
 
 import freewheel as fw
+from command_line import Result, freewheel
 from freewheel.cli import _one_core
-from freewheel.cli._app import app
 from rows import LOCAL, same_bits
 
 # ---- the schedule ----
@@ -128,7 +127,7 @@ WARM = ("--transfer", "--transfer-warmup", "1", "--transfer-ramp", "1")
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["train", *arguments], env={"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"})
+    return freewheel("train", *arguments)
 
 
 def good(*arguments: str) -> list[str]:

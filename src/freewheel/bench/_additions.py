@@ -1,4 +1,4 @@
-"""How many additions get lost when several threads add to one tensor without a lock, and what a lock costs."""
+"""The share of additions that is lost when threads add to one tensor without a lock, and the cost of a lock."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import Any
 import torch
 
 SIZES = (16, 1024, 65536, 1 << 20)
-MOST = 1 << 24  # whole numbers up to here are exact in float32
-WORK = 40_000_000  # about how many additions of single numbers a thread makes
+LARGEST = 1 << 24  # whole numbers up to here are exact in float32
+WORK = 40_000_000  # additions of single numbers per thread, roughly
 
 
 def additions(
     *, threads: int = 2, sizes: Sequence[int] = SIZES, work: int = WORK, repeats: int = 3
 ) -> list[dict[str, Any]]:
-    """Lets threads add 1 to every number of one shared tensor, again and again, with a lock and without.
+    """Let threads add 1 to every number of a shared tensor repeatedly, with a lock and without.
 
     Args:
-        threads: How many add at the same time.
-        sizes: Numbers in the tensor.
-        work: About how many additions of single numbers each thread makes.
-        repeats: How often it is done; medians are reported.
+        threads: The number of threads.
+        sizes: Sizes of the tensor.
+        work: Additions of single numbers per thread, roughly.
+        repeats: Repetitions; medians are reported.
 
     Returns:
-        For each size the calls that each thread makes, the share of additions that are missing in the end, free and
-        locked, and the microseconds of a call in each way.
+        For each size the calls per thread, the share of lost additions and the microseconds per call, each free and
+        locked.
     """
     rows = []
     for size in sizes:
-        calls = min(max(work // size, 100), 20_000, MOST // threads - 1)
+        calls = min(max(work // size, 100), 20_000, LARGEST // threads - 1)
         free = [_race(threads, size, calls, lock=None) for _ in range(repeats)]
         locked = [_race(threads, size, calls, lock=threading.Lock()) for _ in range(repeats)]
         rows.append(
@@ -51,7 +51,7 @@ def additions(
 
 
 def _race(threads: int, size: int, calls: int, *, lock: threading.Lock | None) -> tuple[float, float]:
-    """The share of additions that got lost, and the seconds that it took."""
+    """The share of lost additions, and the seconds it took."""
     tensor, one = torch.zeros(size), torch.ones(size)
     guard, begin = lock or nullcontext(), threading.Barrier(threads + 1)
 

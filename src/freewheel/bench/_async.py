@@ -1,4 +1,4 @@
-"""`freewheel bench async`: methods that race on shared weights, and plain SGD, on the way to a target accuracy.
+"""`freewheel bench async`: methods that race on shared weights, and plain SGD, trained to a target accuracy.
 
 Every contender trains the same network on the digits with the same optimizer, from the same weights, until its test
 accuracy reaches the target. They take turns, a round for each seed, so that a noisy machine is noisy for all of them.
@@ -21,12 +21,12 @@ from freewheel.bench._machine import machine
 from freewheel.methods import BP, LAPSGD, LPPSGD, AsyncBU, AsyncLU, Hogwild, Method
 from freewheel.trainer import EpochEnd, History, Trainer
 
-WARM_UP = 128  # images, before anything counts
+WARM_UP = 128  # images
 OPTIMIZER = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=5e-4)
 
 
-class Contender(NamedTuple):
-    """A method, and what runs it."""
+class RaceContender(NamedTuple):
+    """A method and its runtime."""
 
     name: str
     method: Method
@@ -34,18 +34,18 @@ class Contender(NamedTuple):
     threads: int = 1
 
 
-def contenders() -> list[Contender]:
-    """All of them; none computes on more threads than there are cores, but for the forward worker of the first."""
+def all_contenders() -> list[RaceContender]:
+    """All contenders; none has more threads than cores, except for the forward workers of async-lu and async-bu."""
     every = cores()
     return [
-        Contender("async-lu", AsyncLU(), "threads"),
-        Contender("async-lu, locked", AsyncLU(locked=True), "threads"),
-        Contender("async-bu", AsyncBU(), "threads"),
-        Contender("hogwild", Hogwild(workers=every), "processes"),
-        Contender("lap-sgd", LAPSGD(groups=every), "processes"),
-        Contender("lpp-sgd", LPPSGD(groups=every), "processes"),
-        Contender("SGD, 1 core", BP(), "simulate"),
-        Contender(f"SGD, {every} cores", BP(), "simulate", every),
+        RaceContender("async-lu", AsyncLU(), "threads"),
+        RaceContender("async-lu, locked", AsyncLU(locked=True), "threads"),
+        RaceContender("async-bu", AsyncBU(), "threads"),
+        RaceContender("hogwild", Hogwild(workers=every), "processes"),
+        RaceContender("lap-sgd", LAPSGD(groups=every), "processes"),
+        RaceContender("lpp-sgd", LPPSGD(groups=every), "processes"),
+        RaceContender("SGD, 1 core", BP(), "simulate"),
+        RaceContender(f"SGD, {every} cores", BP(), "simulate", every),
     ]
 
 
@@ -55,35 +55,35 @@ def asynchronous(
     epochs: int = 20,
     target: float = 0.97,
     limit: int | None = None,
-    field: Sequence[Contender] | None = None,
-    say: Callable[[str], Any] = print,
+    contenders: Sequence[RaceContender] | None = None,
+    log: Callable[[str], Any] = print,
 ) -> dict[str, Any]:
-    """Measures all contenders.
+    """Measure all contenders.
 
     Args:
-        repeats: Rounds, each with a seed of its own.
-        epochs: The most epochs that a contender gets.
-        target: The test accuracy that it trains for.
-        limit: Train on so many images only.
-        field: The contenders.
-        say: Gets a line whenever something has been done.
+        repeats: Rounds, each with its own seed.
+        epochs: The most epochs for each contender.
+        target: The test accuracy at which training stops.
+        limit: The number of training images; all by default.
+        contenders: The contenders; all by default.
+        log: Called with a line of progress.
 
     Returns:
-        `rows`, one a contender: its name, and medians over the rounds of the seconds and epochs to the target (None if
-        a round did not reach it), of the images/s of an epoch, of the best accuracy, and of the staleness of all layers
-        and of each; `runs` has the same for each round. `additions`: the share of additions that get lost without a
-        lock, and what the lock costs.
+        `rows`, one per contender: its name, and medians over the rounds of the seconds and epochs to the target (None
+        if a round did not reach it), of the images/s of an epoch, of the best accuracy, and of the staleness of all
+        layers and of each; `runs` has the same for each round. `additions`: the share of additions that are lost
+        without a lock, and the cost of the lock.
     """
-    field = contenders() if field is None else field
-    runs: dict[str, list[dict[str, Any]]] = {contender.name: [] for contender in field}
-    for contender in field:
+    contenders = all_contenders() if contenders is None else contenders
+    runs: dict[str, list[dict[str, Any]]] = {contender.name: [] for contender in contenders}
+    for contender in contenders:
         _train(contender, 0, 1, 1.0, WARM_UP)
     for seed in range(repeats):
-        for contender in field:
+        for contender in contenders:
             found = _summary(_train(contender, seed, epochs, target, limit), target)
             runs[contender.name].append(found)
             took = "target not reached" if found["seconds"] is None else f"{found['seconds']:.2f} s to the target"
-            say(f"round {seed + 1} of {repeats}: {contender.name}, {took}, {found['images_per_second']:,.0f} images/s")
+            log(f"round {seed + 1} of {repeats}: {contender.name}, {took}, {found['images_per_second']:,.0f} images/s")
     return {
         "rows": [{"name": name, **_medians(rounds), "runs": rounds} for name, rounds in runs.items()],
         "target": target,
@@ -93,8 +93,8 @@ def asynchronous(
     }
 
 
-def _train(contender: Contender, seed: int, epochs: int, target: float, limit: int | None) -> History:
-    """A network of this seed, trained to the target."""
+def _train(contender: RaceContender, seed: int, epochs: int, target: float, limit: int | None) -> History:
+    """Train a network from this seed to the target."""
     digits = data.load("digits", seed=seed, train_limit=limit)
     torch.manual_seed(seed)
     net = models.build("digits-cnn", num_classes=digits.classes, in_shape=digits.in_shape)
@@ -117,7 +117,7 @@ def _reached(end: EpochEnd, *, target: float) -> bool:
 
 
 def _summary(history: History, target: float) -> dict[str, Any]:
-    """What came of one training."""
+    """The result of one training."""
     last = history.epochs[-1]
     metrics = [metric or 0.0 for metric in history.metrics]
     reached = metrics[-1] >= target
@@ -133,11 +133,11 @@ def _summary(history: History, target: float) -> dict[str, Any]:
 
 
 def _medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Over the rounds; None where one of them has none."""
+    """Medians over the rounds; None where a round has none."""
 
     def middle(values: Sequence[float | None]) -> float | None:
-        there = [value for value in values if value is not None]
-        return statistics.median(there) if len(there) == len(values) else None
+        known = [value for value in values if value is not None]
+        return statistics.median(known) if len(known) == len(values) else None
 
     keys = ("seconds", "epochs", "images_per_second", "accuracy", "staleness")
     layers = {name: middle([run["layers"][name] for run in rounds]) for name in rounds[0]["layers"]}

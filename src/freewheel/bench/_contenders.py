@@ -23,11 +23,11 @@ from freewheel.trainer import Trainer
 ASYNCHRONOUS = ("pipedream", "fdg")
 MICRO = (2, 4, 8)
 BY_HAND = "bp, by hand"
-EDGE = 4  # at least so many batches to fill and to drain a pipeline, outside of what is timed
+EDGE = 4  # the fewest batches to fill and to drain a pipeline; they are not timed
 
 
-def freewheel(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
-    """Our own: the sequential runs, the asynchronous ones, and what the sequential one is made of."""
+def freewheel_runs(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
+    """Freewheel: sequential runs, asynchronous runs, and a hand-written sequential loop."""
     first = ASYNCHRONOUS[0]
     threads = [(method, "threads") for method in ASYNCHRONOUS]
     runs = [("bp", "simulate"), (first, "simulate"), *threads, (first, "processes")]
@@ -36,13 +36,13 @@ def freewheel(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn
 
 
 def timed_trainer(stages: Sequence[nn.Module], method: str | Method, runtime: str, **optimizer: float) -> Turn:
-    """A trainer, one thread a stage, timed while its pipeline is full."""
+    """A trainer with one thread per stage, timed while its pipeline is full."""
     make = partial(OPTIMIZER, **optimizer)
     trainer = Trainer(stages, method=method, loss=F.cross_entropy, optimizer=make, runtime=runtime, threads=1)
 
     def turn(batches: Batches) -> float:
-        # Three epochs, of which the middle one counts: the pipeline is full when it begins and when it ends.
-        # A sixth of it before: worker processes are fresh in every turn, and slow at first.
+        # Only the middle one of three epochs counts: the pipeline is full when it begins and when it ends.
+        # The first is a sixth as long: worker processes start in every turn, and are slow at first.
         return trainer.fit(Laps(batches, max(EDGE, len(batches) // 6)), 3).epochs[1].seconds
 
     return turn
@@ -58,8 +58,8 @@ class Laps:
         return iter(next(self._passes))
 
 
-def plain(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
-    """Plain PyTorch, on one core and on all."""
+def pytorch_runs(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
+    """Plain PyTorch on one core and on all cores."""
     return {f"{n} core{'s' * (n > 1)}": _loop(n) for n in sorted({1, cores()})}
 
 
@@ -80,7 +80,7 @@ def _loop(threads: int) -> Turn:
 
 
 def _by_hand(cut: Cut) -> Turn:
-    """The two stages in a hand-written loop: a sequential run without any machinery, in the same process."""
+    """The two stages in a hand-written loop: a sequential run without a plan."""
     first, second = stages_of(cut)
     optimizers = OPTIMIZER(first.parameters(), foreach=True), OPTIMIZER(second.parameters(), foreach=True)
 
@@ -99,8 +99,8 @@ def _by_hand(cut: Cut) -> Turn:
     return turn
 
 
-def torch_pipelining(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
-    """torch.distributed.pipelining over gloo, one rank a stage, with every number of micro-batches that fits."""
+def pipelining_runs(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
+    """torch.distributed.pipelining over gloo, one rank per stage, for every number of micro-batches that fits."""
     if not dist.is_initialized():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
@@ -114,7 +114,7 @@ def torch_pipelining(batch_size: int, cut: Cut, rank: int, port: int) -> dict[st
 
 
 class _Unpacked(nn.Module):
-    """A stage that takes what comes over the cut as arguments of its own, as torch passes it."""
+    """A stage that takes the values at the boundary as separate arguments, as torch passes them."""
 
     def __init__(self, stage: nn.Module) -> None:
         super().__init__()

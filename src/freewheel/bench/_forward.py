@@ -1,7 +1,8 @@
-"""`freewheel bench forward`: the speed of forward gradients, against other ways to make the same step.
+"""`freewheel bench forward`: the speed of forward gradients, compared with other ways to make the same step.
 
-Every contender makes whole training steps of the same ResNet-20-shaped network with SGD and momentum, tangents drawn
-and weights updated; on one core but for those in two stages. They take turns, and the medians over the turns count.
+Every contender makes complete training steps of the same ResNet-20-shaped network with SGD and momentum, drawing
+tangents and updating weights included; on one core, except for those in two stages. They take
+turns, and the medians over the turns count.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from typing import Any
 
 import torch
 
-from freewheel.bench import _forward_contenders as contenders
-from freewheel.bench._jax import jit_jvp
+from freewheel.bench._forward_contenders import freewheel_steps, pytorch_steps
+from freewheel.bench._jax import jax_steps
 from freewheel.bench._machine import machine
 from freewheel.bench._network import SHAPE, network
 from freewheel.bench._speed import rows_of, take_turns
 from freewheel.bench._team import Team
 from freewheel.split import split
 
-# What is compared: the time of the first as a part of the time of the second.
+# The time of the first divided by the time of the second.
 RATIOS = {
     "compiled_over_bp": ("freewheel: fgd, compiled", "PyTorch: bp, eager"),
     "eager_over_bp": ("freewheel: fgd, eager", "PyTorch: bp, eager"),
@@ -28,7 +29,7 @@ RATIOS = {
     "eager_over_func_jvp": ("freewheel: fgd, eager", "PyTorch: func.jvp"),
     "compiled_over_jax": ("freewheel: fgd, compiled", "JAX: jit(jvp)"),
 }
-# How many times faster two stages on two cores are than one.
+# The speed of two stages on two cores relative to one.
 SPEED_UPS = {
     f"asyncfgd_{kind}_{runtime}": (f"freewheel: fgd, {kind}", f"freewheel: asyncfgd K=2, {kind}, {runtime}")
     for kind in ("eager", "compiled")
@@ -41,35 +42,35 @@ def forward(
     batch_sizes: Sequence[int] = (64, 4),
     repeats: int = 5,
     seconds: float = 2.5,
-    say: Callable[[str], Any] = print,
+    log: Callable[[str], Any] = print,
 ) -> dict[str, dict[str, Any]]:
-    """Measures all contenders for each batch size.
+    """Measure all contenders for each batch size.
 
     Args:
         batch_sizes: The batch sizes.
-        repeats: Turns that each contender gets.
-        seconds: About how long a turn takes.
-        say: Gets a line whenever something has been done.
+        repeats: Turns of each contender.
+        seconds: The length of a turn, roughly.
+        log: Called with a line of progress.
 
     Returns:
-        For each batch size its `rows` (one a contender) and its `ratios`: parts of another's time, and how many times
-        faster two stages on two cores are than one.
+        For each batch size its `rows` (one per contender), its `ratios` of times, and its `speed_ups` of two stages on
+        two cores over one.
     """
     with ExitStack() as stack:
-        teams = [Team("freewheel", contenders.ours), Team("PyTorch", contenders.plain), Team("JAX", jit_jvp)]
+        teams = [Team("freewheel", freewheel_steps), Team("PyTorch", pytorch_steps), Team("JAX", jax_steps)]
         for team in teams:
             stack.callback(team.stop)
-        return {str(size): _measure(teams, size, repeats, seconds, say) for size in batch_sizes}
+        return {str(size): _measure(teams, size, repeats, seconds, log) for size in batch_sizes}
 
 
 def _measure(
-    teams: Sequence[Team], batch_size: int, repeats: int, seconds: float, say: Callable[[str], Any]
+    teams: Sequence[Team], batch_size: int, repeats: int, seconds: float, log: Callable[[str], Any]
 ) -> dict[str, Any]:
     report = split(network(), 2, example=torch.randn(batch_size, *SHAPE), by="forward", threads=1).report
     cut = tuple(len(names) for names in report.names)
     steps = max(10, round(seconds / sum(report.costs)))
-    say(f"batch size {batch_size}: compiling, which takes a minute or two")
-    times = take_turns(teams, batch_size, cut, steps, repeats, say)
+    log(f"batch size {batch_size}: compiling, which takes a minute or two")
+    times = take_turns(teams, batch_size, cut, steps, repeats, log)
     rows = rows_of(times, batch_size)
     took = {row["name"]: row["seconds"] for row in rows}
     return {

@@ -16,23 +16,23 @@ from freewheel.bench._network import OPTIMIZER, Cut, network, stages_of
 from freewheel.bench._team import Batches, Turn
 from freewheel.methods import FGD, AsyncFGD
 
-# A step size at which noisy gradients leave the weights finite for as long as a turn lasts.
+# A step size at which noisy gradients keep the weights finite throughout a turn.
 SMALL = 1e-5
 
 
-def ours(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
-    """Our steps: on one core, and in two stages on two, eager and compiled."""
+def freewheel_steps(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
+    """Freewheel: on one core, and in two stages on two cores, eager and compiled."""
     out: dict[str, Turn] = {}
     for kind, compiled in (("eager", False), ("compiled", True)):
         out[f"fgd, {kind}"] = timed_trainer([network()], FGD(compile=compiled), "simulate", lr=SMALL)
-        # Workers live for one run, and would compile anew in every turn.
+        # Worker processes live for one run, and would compile again in every turn.
         for runtime in ("threads",) if compiled else ("threads", "processes"):
             method = AsyncFGD(compile=compiled)
             out[f"asyncfgd K=2, {kind}, {runtime}"] = timed_trainer(stages_of(cut), method, runtime, lr=SMALL)
     return out
 
 
-def plain(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
+def pytorch_steps(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
     """Plain PyTorch on one core: backpropagation, eager and compiled, and `torch.func.jvp`."""
     return {"bp, eager": _backprop(network()), "bp, compiled": _backprop(torch.compile(network())), "func.jvp": _jvp()}
 
@@ -60,7 +60,7 @@ def _backprop(model: Any) -> Turn:
 
 
 def _jvp() -> Turn:
-    """`torch.func.jvp` refuses to update running statistics, so the network goes without."""
+    """`torch.func.jvp`, which cannot update running statistics, so that the network has none."""
     model = network()
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm2d):

@@ -1,7 +1,6 @@
-"""The same ResNet-20 in JAX, stepping by a compiled `jvp`: the yardstick for our compiled pass.
+"""The same ResNet-20 in JAX with a compiled `jvp`: the baseline for compiled forward gradients.
 
-Images are NHWC, which XLA prefers on a CPU. BatchNorm takes the statistics of the batch and keeps running ones, as ours
-does.
+Images are NHWC, which XLA prefers on a CPU. BatchNorm uses the statistics of the batch and updates running ones.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ WIDTHS = (16, 32, 64)
 DEPTH = 3  # blocks in a group
 
 
-def jit_jvp(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
-    """One contender, or none where JAX is not installed."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before it makes its threads
+def jax_steps(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
+    """One contender, or none if JAX is not installed."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before JAX starts its threads
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
     os.environ["JAX_PLATFORMS"] = "cpu"
     try:
@@ -42,7 +41,7 @@ def jit_jvp(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
 
 
 def _step(jax: Any) -> tuple[Callable[..., Any], Any]:
-    """A training step, compiled, and the state that it starts from: weights, running statistics, momentum."""
+    """A compiled training step, and its initial state: weights, running statistics, momentum."""
     np, lax = jax.numpy, jax.lax
 
     def conv(x: Any, w: Any, stride: int = 1) -> Any:

@@ -1,4 +1,4 @@
-"""What the benchmarks need to know of the machine."""
+"""What the benchmarks ask about the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def free_port() -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Cores, load and versions, for the record beside a measurement."""
+    """Cores, load and versions, to be stored with a measurement."""
     return {
         "cores": cores(),
         "load": os.getloadavg()[0],

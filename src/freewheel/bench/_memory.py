@@ -1,7 +1,7 @@
 """`freewheel bench memory`: how much memory a training step needs beyond weights, optimizer and batch.
 
-Every contender trains the same networks, in a process of its own, for as many batches as fill its pipeline and two
-more. The peak of the whole run counts, messages under way between stages included. It is taken twice: as bytes of
+Every contender trains the same networks in a fresh process, for as many batches as fill its pipeline and two more. The
+result is the peak of the whole run, including messages in flight between stages. It is measured twice: as bytes of
 tensors, counted block by block, and as growth of the resident set.
 """
 
@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 import torch
 
-from freewheel._errors import unknown
+from freewheel._errors import one_of
 from freewheel.bench._machine import machine
 from freewheel.bench._memory_contenders import CONTENDERS
 from freewheel.bench._memory_nets import Net
 from freewheel.bench._memory_process import Template
 
 DEVICES = ("cpu", "cuda")
-HOPES = (  # what is compared: the contender, sweep and value of both sides, and the most that their ratio should be
+EXPECTED = (  # a ratio: contender, sweep and value of both sides, and the largest value it should have
     ("32 fully connected layers, AsyncFGD to BP", ("AsyncFGD", "fc-depth", 32), ("BP", "fc-depth", 32), 1 / 3),
     ("16 convolutions, AsyncFGD to BP", ("AsyncFGD", "conv-depth", 16), ("BP", "conv-depth", 16), 1 / 3),
     ("AsyncFGD, 64 fully connected layers to 8", ("AsyncFGD", "fc-depth", 64), ("AsyncFGD", "fc-depth", 8), 1.05),
@@ -29,7 +29,7 @@ HOPES = (  # what is compared: the contender, sweep and value of both sides, and
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A network of which one size is varied."""
+    """A network with one size that varies."""
 
     name: str
     title: str
@@ -39,7 +39,7 @@ class Sweep:
     net: Net
 
     def nets(self) -> list[Net]:
-        """The networks, one a value."""
+        """The networks, one per value."""
         return [replace(self.net, **{self.axis: value}) for value in self.values]
 
 
@@ -92,26 +92,24 @@ def memory(
     *,
     sweeps: Sequence[str] = (),
     device: str = "cpu",
-    say: Callable[[str], Any] = print,
+    log: Callable[[str], Any] = print,
 ) -> dict[str, Any]:
-    """Measures all contenders on every network; Ctrl-C ends it with what has been measured so far.
+    """Measure all contenders on every network; Ctrl-C ends it with the results so far.
 
     Args:
-        sweeps: The names of some sweeps; by default all.
-        device: `cpu`, or a GPU, of which the allocator's own count is taken.
-        say: Gets a line whenever something has been done.
+        sweeps: Names of sweeps; all by default.
+        device: `cpu` or `cuda`; on a GPU the allocator counts.
+        log: Called with a line of progress.
 
     Returns:
-        `sweeps`, a list: of each its `name`, `title`, `axis`, `unit`, `net` and `rows` (one a value and contender:
+        `sweeps`, a list: `name`, `title`, `axis`, `unit`, `net` and `rows` of each (a row per value and contender:
         `value`, `contender`, `extra` bytes of tensors, `resident` bytes of the process or None). `findings`, a list:
-        what was hoped for (`about`, `limit`) and what came (`found`). `device`, `machine`; `interrupted`.
+        what is expected (`about`, `limit`) and what was `found`. `device`, `machine`; `interrupted`.
     """
     names = [sweep.name for sweep in SWEEPS]
     for name in sweeps:
-        if name not in names:
-            raise unknown("sweep", name, names)
-    if device not in DEVICES:
-        raise unknown("device", device, DEVICES)
+        one_of("sweep", name, names)
+    one_of("device", device, DEVICES)
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device='cuda': torch finds no GPU here; use device='cpu'")
     chosen = [sweep for sweep in SWEEPS if sweep.name in sweeps or not sweeps]
@@ -125,7 +123,7 @@ def memory(
                 for name in CONTENDERS:
                     known[name, net] = known.get((name, net)) or template.measure(name, net, device)
                     found[-1]["rows"].append({"value": value, "contender": name, **known[name, net]})
-                say(f"{sweep.name}, {value} {sweep.unit}: {len(CONTENDERS)} contenders")
+                log(f"{sweep.name}, {value} {sweep.unit}: {len(CONTENDERS)} contenders")
     except KeyboardInterrupt:
         interrupted = True
     finally:
@@ -140,10 +138,10 @@ def memory(
 
 
 def findings(sweeps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What AsyncFGD was hoped to need, as a share of something else, and what it needs, where it was measured."""
+    """The expected ratios that were measured, and what was found."""
     extra = {(row["contender"], sweep["name"], row["value"]): row["extra"] for sweep in sweeps for row in sweep["rows"]}
     return [
         {"about": about, "found": extra[ours] / extra[theirs], "limit": limit}
-        for about, ours, theirs, limit in HOPES
+        for about, ours, theirs, limit in EXPECTED
         if ours in extra and theirs in extra
     ]

@@ -1,8 +1,8 @@
-"""Counting memory: every block of every tensor, or what the operating system sees of the process.
+"""Counting memory: every block of every tensor, or the resident set of the process.
 
-The allocator of torch reports each block that it gives out and takes back while a profiler listens. Adding these up is
-exact, and changes nothing of what is measured: gradients, tangents, what autograd saves and what a kernel needs for
-itself are all blocks. Blocks that were there before are not part of it, and a view has none of its own.
+While a profiler is active, torch's allocator reports each block that it allocates and frees. Their sum is exact, and
+counting does not change what is measured: gradients, tangents, what autograd saves and the workspace of a kernel are
+all blocks. Blocks that existed before do not count, and a view has none of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from freewheel._malloc import M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
 
 
 def peak_extra(run: Callable[[], object], device: str = "cpu") -> int:
-    """The most bytes of tensors that are held at once while something runs, beyond those held before.
+    """The peak bytes of tensors during a run, beyond those before it.
 
     Example:
         >>> def two_then_one():
@@ -45,7 +45,7 @@ def peak_extra(run: Callable[[], object], device: str = "cpu") -> int:
 
 
 def changes(run: Callable[[], object]) -> list[int]:
-    """The bytes that the allocator gives out (positive) and gets back (negative) while something runs, in order."""
+    """The bytes that are allocated (positive) and freed (negative) during a run, in order."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as listener:
         run()
     assert listener.profiler is not None
@@ -56,14 +56,14 @@ def changes(run: Callable[[], object]) -> list[int]:
 
 
 def peak_resident(run: Callable[[], object]) -> int:
-    """By how many bytes the resident set of this process grows at most while something runs.
+    """The growth of the peak resident set of this process during a run, in bytes.
 
-    It means something in a fresh process where `give_back` came first, and then the same on less data.
+    It is meaningful in a fresh process, after `give_back` and after the same run on less data.
     """
     gc.collect()
     with suppress(AttributeError, OSError):  # no glibc
         ctypes.CDLL(None).malloc_trim(0)
-    with suppress(OSError):  # without it, the mark of before stays, and what lies below it is not seen
+    with suppress(OSError):  # otherwise the old mark stays, and what lies below it is not seen
         Path("/proc/self/clear_refs").write_text("5")
     before = _high_water_mark()
     run()
@@ -71,9 +71,9 @@ def peak_resident(run: Callable[[], object]) -> int:
 
 
 def give_back(size: int) -> None:
-    """Has blocks from this size on go back to the system as soon as they are freed, so that the resident set follows.
+    """Return blocks of at least this size to the system as soon as they are freed, so that the resident set follows.
 
-    Only what is allocated from here on: smaller blocks, and the gaps between them, stay with the process.
+    It applies to later allocations; smaller blocks, and the gaps between them, stay with the process.
     """
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,6 +1,6 @@
 """The contenders of the memory benchmark: the same network, trained by backpropagation and by forward gradients.
 
-All of them use SGD without momentum, which holds nothing between steps.
+All of them use SGD without momentum, which has no state.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def backprop(net: Net, device: str, *, checkpointed: bool = False, fused: bool =
     """Plain PyTorch.
 
     Args:
-        net: What is trained.
-        device: Where.
-        checkpointed: Whether only the borders of √L segments of the L layers are held until the backward, or of √T
-            segments of T time steps, and what lies between is computed again (Chen 2016, Gruslys 2016).
-        fused: Whether each weight is updated within the backward, as soon as its gradient is there, and that dropped.
+        net: The network.
+        device: The device.
+        checkpointed: Whether to retain only the boundaries of √L segments of the L layers, or of √T segments of T time
+            steps, and recompute the rest in the backward (Chen 2016, Gruslys 2016).
+        fused: Whether to update each weight within the backward, as soon as its gradient is known, and to free that.
     """
     layers = [layer.to(device) for layer in net.layers()]
     model = nn.Sequential(*layers)
@@ -78,13 +78,13 @@ def _segments_of_time(net: Net, model: nn.Sequential, x: Tensor, target: Tensor)
     steps = math.ceil(net.length / math.sqrt(net.length))
     total, states = x.new_zeros(()), [None] * net.depth
     for some, wanted in zip(x.split(steps, 1), target.split(steps, 1)):
-        part, *states = checkpoint(segment, some, wanted, *states, use_reentrant=False, preserve_rng_state=False)
-        total = total + part
+        cost, *states = checkpoint(segment, some, wanted, *states, use_reentrant=False, preserve_rng_state=False)
+        total = total + cost
     return total
 
 
-def forward(net: Net, device: str, *, stages: int = 1, checkpoint: bool = True) -> Train:
-    """Forward gradients: FGD in one stage, AsyncFGD in several, one time step at a time where there are any."""
+def forward_gradients(net: Net, device: str, *, stages: int = 1, checkpoint: bool = True) -> Train:
+    """Forward gradients: FGD in one stage, AsyncFGD in several; sequences one time step at a time."""
     options = {"checkpoint": checkpoint, "steps": net.length}
     trainer = Trainer(
         [stage.to(device) for stage in net.stages(stages)],
@@ -97,8 +97,8 @@ def forward(net: Net, device: str, *, stages: int = 1, checkpoint: bool = True) 
     return partial(trainer.fit, progress=False)
 
 
-def contender(name: str, net: Net, device: str) -> tuple[Train, int]:
-    """What trains the network by the contender of this name, and how many batches fill its pipeline and go on."""
+def make_contender(name: str, net: Net, device: str) -> tuple[Train, int]:
+    """A function that trains the network, and the number of batches that fill the pipeline and two more."""
     stages = min(STAGES, net.depth) if name.startswith("AsyncFGD") else 1
     return CONTENDERS[name](net, device, **({"stages": stages} if stages > 1 else {})), stages + 2
 
@@ -107,7 +107,7 @@ CONTENDERS: dict[str, Callable[..., Train]] = {
     "BP": backprop,
     "BP, checkpointed": partial(backprop, checkpointed=True),
     "BP, checkpointed, fused updates": partial(backprop, checkpointed=True, fused=True),
-    "FGD": forward,
-    "AsyncFGD": forward,
-    "AsyncFGD, tangents kept": partial(forward, checkpoint=False),
+    "FGD": forward_gradients,
+    "AsyncFGD": forward_gradients,
+    "AsyncFGD, tangents kept": partial(forward_gradients, checkpoint=False),
 }

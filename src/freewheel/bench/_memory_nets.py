@@ -1,8 +1,8 @@
-"""The networks of the memory benchmark: rows of equal layers, as in the paper's figures 3 and 11.
+"""The networks of the memory benchmark: stacks of equal layers, as in the paper's figures 3 and 11.
 
 Paper: Zhao et al., Accelerated on-device forward neural network training with module-wise descending asynchronism,
-2023. Batches are of 64 samples there; convolutions have 3 channels and come in 18 units, unless the figure's axis says
-otherwise. What it leaves open is chosen here: width, image size, classes.
+2023. It has batches of 64 samples, and 18 convolutions of 3 channels unless the figure's axis says otherwise. Width,
+image size and classes are chosen here.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SIDE = 32  # of an image
 
 @dataclass(frozen=True, kw_only=True)
 class Net:
-    """A network of so many equal layers, and the size of its batches.
+    """A network of equal layers, and the size of its batches.
 
     Args:
         kind: `fc`, linear layers with ReLU; `conv`, 3x3 convolutions with BatchNorm and ReLU; `rnn`, recurrent layers,
-            with a class to predict at every time step.
-        depth: Layers, without the classifier behind them.
-        width: Features, channels or hidden units of each.
+            with a class at every time step.
+        depth: The number of layers, without the classifier.
+        width: Features, channels or hidden units of a layer.
         batch: Samples in a batch.
         length: Time steps of a sequence.
     """
@@ -42,7 +42,7 @@ class Net:
     length: int = 1
 
     def layers(self) -> list[nn.Sequential]:
-        """The layers, always with the same weights; the last one has the classifier in it."""
+        """The layers, always with the same weights; the last one contains the classifier."""
         torch.manual_seed(0)
         layers = [nn.Sequential(*self._layer(first=i == 0)) for i in range(self.depth)]
         if self.kind == "conv":
@@ -62,18 +62,18 @@ class Net:
         yield nn.ReLU()
 
     def stages(self, count: int) -> list[nn.Sequential]:
-        """The layers in so many stages of about equal length."""
+        """The layers in stages of about equal length."""
         layers = self.layers()
         bounds = pairwise(round(i * self.depth / count) for i in range(count + 1))
         return [nn.Sequential(*(module for layer in layers[a:b] for module in layer)) for a, b in bounds]
 
     def data(self, size: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
-        """A random batch of so many samples."""
+        """A random batch of this size."""
         shapes = {"fc": (self.width,), "conv": (3, SIDE, SIDE), "rnn": (self.length, self.width)}
         each = (self.length,) if self.kind == "rnn" else ()
         return torch.randn(size, *shapes[self.kind]).to(device), torch.randint(CLASSES, (size, *each)).to(device)
 
 
 def loss(out: Tensor, target: Tensor) -> Tensor:
-    """The cross-entropy, over all time steps where there are any."""
+    """The cross-entropy, over all time steps of a sequence."""
     return F.cross_entropy(out.flatten(0, -2), target.flatten())

@@ -1,4 +1,4 @@
-"""The memory benchmark as a picture: a panel a sweep, as in the paper's figures 3 and 11."""
+"""The memory benchmark as a picture: a panel per sweep, as in the paper's figures 3 and 11."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ COLUMNS = 3
 
 
 def check_picture(path: Path) -> None:
-    """Refuses a picture that could not be drawn, before anything is measured."""
+    """Refuse a picture that cannot be drawn, before anything is measured."""
     known = _figure().canvas.get_supported_filetypes()
     if path.suffix[1:] not in known:
-        raise ValueError(f"--picture {path}: name the file .svg, .png or .pdf, so that its ending says the format")
+        raise ValueError(f"--picture {path}: name the file .svg, .png or .pdf, for its ending is the format")
 
 
 def save_picture(sweeps: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draws a panel for each sweep, and saves them.
+    """Draw a panel for each sweep, and save the picture.
 
-    Lines are bytes of tensors; hollow marks are the resident set, which also holds what is not a tensor.
+    Lines are bytes of tensors; hollow marks are the resident set, which is not only tensors.
     """
     drawn = [sweep for sweep in sweeps if sweep["rows"]]
     rows = -(-(len(drawn) + 1) // COLUMNS)

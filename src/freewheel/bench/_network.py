@@ -11,12 +11,12 @@ from freewheel import models
 from freewheel.split import Stages, split
 
 SHAPE = (3, 32, 32)
-Cut = tuple[int, ...]  # units of each stage
+Cut = tuple[int, ...]  # the number of units in each stage
 OPTIMIZER = partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=5e-4)
 
 
 class ResNet20(nn.Module):
-    """ResNet-20 for 32x32 images as one traceable forward, so that it can be cut within its blocks."""
+    """ResNet-20 for 32x32 images with a single traceable forward, so that it can be cut within its blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,5 +34,5 @@ def network() -> nn.Module:
 
 
 def stages_of(cut: Cut) -> Stages:
-    """The network in two stages of so many units each."""
+    """The network in two stages, with this number of units in each."""
     return split(network(), balance=cut, example=torch.randn(2, *SHAPE))

@@ -1,8 +1,8 @@
-"""`freewheel bench speed`: one network, one cut, trained in several ways, interleaved in one run.
+"""`freewheel bench speed`: one network with one cut, trained in several ways that take turns.
 
 Every contender trains the same ResNet-20-shaped network on the same batches with the same optimizer, in two stages cut
 at the same place, each stage with one intra-op thread. They take turns, and the medians over the turns are compared,
-so that a noisy machine is noisy for all of them.
+so that a noisy machine affects all of them alike.
 """
 
 from __future__ import annotations
@@ -29,43 +29,43 @@ def speed(
     batch_sizes: Sequence[int] = (64, 4),
     repeats: int = 5,
     seconds: float = 0.8,
-    say: Callable[[str], Any] = print,
+    log: Callable[[str], Any] = print,
 ) -> dict[str, dict[str, Any]]:
-    """Measures all contenders for each batch size.
+    """Measure all contenders for each batch size.
 
     Args:
         batch_sizes: The batch sizes.
-        repeats: Turns that each contender gets.
-        seconds: About how long a turn of a contender on one core takes.
-        say: Gets a line whenever something has been done.
+        repeats: Turns of each contender.
+        seconds: The length of a turn on one core, roughly.
+        log: Called with a line of progress.
 
     Returns:
-        For each batch size its `rows` (one a contender: name, kind, median seconds a step, images/s, the seconds of
-        each turn) and its `ratios`: how many times faster the best asynchronous run on threads is than our own
-        sequential run (`sequential`), than plain PyTorch on all cores (`bp_all_cores`) and on its best number of them
-        (`bp_best`), and than the best of torch.distributed.pipelining (`torch_pipelining`). `processes` is how many
-        times as fast a method is in processes as on threads; `bookkeeping` is the share of a sequential step that goes
-        into running a plan rather than into the network.
+        For each batch size its `rows` (one per contender: name, kind, median seconds per step, images/s, the seconds of
+        each turn) and its `ratios`: the speed of the best asynchronous run on threads relative to Freewheel's
+        sequential run (`sequential`), to plain PyTorch on all cores (`bp_all_cores`) and on its best number of cores
+        (`bp_best`), and to the best of torch.distributed.pipelining (`torch_pipelining`). `processes` is the speed of a
+        method in processes relative to threads; `bookkeeping` is the share of a sequential step that is spent on
+        running the plan rather than on the network.
     """
     with ExitStack() as stack:
         teams = [
-            Team("freewheel", contenders.freewheel),
-            Team("PyTorch", contenders.plain),
-            Team("torch pipelining", contenders.torch_pipelining, ranks=2),
+            Team("freewheel", contenders.freewheel_runs),
+            Team("PyTorch", contenders.pytorch_runs),
+            Team("torch pipelining", contenders.pipelining_runs, ranks=2),
         ]
         for team in teams:
             stack.callback(team.stop)
-        return {str(size): _measure(teams, size, repeats, seconds, say) for size in batch_sizes}
+        return {str(size): _measure(teams, size, repeats, seconds, log) for size in batch_sizes}
 
 
 def _measure(
-    teams: Sequence[Team], batch_size: int, repeats: int, seconds: float, say: Callable[[str], Any]
+    teams: Sequence[Team], batch_size: int, repeats: int, seconds: float, log: Callable[[str], Any]
 ) -> dict[str, Any]:
-    """Lets the contenders take turns, and compares their medians."""
+    """Let the contenders take turns, and compare their medians."""
     report = split(network(), 2, example=torch.randn(batch_size, *SHAPE), threads=1).report
     cut = tuple(len(names) for names in report.names)
     steps = max(10, round(seconds / sum(report.costs)))
-    rows = rows_of(take_turns(teams, batch_size, cut, steps, repeats, say), batch_size)
+    rows = rows_of(take_turns(teams, batch_size, cut, steps, repeats, log), batch_size)
     return {
         "rows": rows,
         "ratios": _ratios(rows),
@@ -78,22 +78,22 @@ def _measure(
 
 
 def take_turns(
-    teams: Sequence[Team], batch_size: int, cut: Cut, steps: int, repeats: int, say: Callable[[str], Any]
+    teams: Sequence[Team], batch_size: int, cut: Cut, steps: int, repeats: int, log: Callable[[str], Any]
 ) -> dict[tuple[str, str], list[float]]:
-    """The seconds a step of each contender in each turn, after a few steps to warm up."""
-    field = [(team, name) for team in teams for name in team.prepare(batch_size, cut, steps)]
-    for team, name in field:
+    """The seconds per step of each contender in each turn, after a warm-up."""
+    pairs = [(team, name) for team in teams for name in team.prepare(batch_size, cut, steps)]
+    for team, name in pairs:
         team.turn(name, WARM_UP)
-    times: dict[tuple[str, str], list[float]] = {(team.kind, name): [] for team, name in field}
+    times: dict[tuple[str, str], list[float]] = {(team.kind, name): [] for team, name in pairs}
     for repeat in range(repeats):
-        for team, name in field:
+        for team, name in pairs:
             times[team.kind, name].append(team.turn(name, steps) / steps)
-        say(f"batch size {batch_size}: turn {repeat + 1} of {repeats}, {len(field)} contenders, {steps} steps each")
+        log(f"batch size {batch_size}: turn {repeat + 1} of {repeats}, {len(pairs)} contenders, {steps} steps each")
     return times
 
 
 def rows_of(times: Mapping[tuple[str, str], list[float]], batch_size: int) -> list[dict[str, Any]]:
-    """A row for each contender."""
+    """A row per contender."""
     return [_row(kind, name, spent, batch_size) for (kind, name), spent in times.items()]
 
 
@@ -109,7 +109,7 @@ def _row(kind: str, name: str, times: list[float], batch_size: int) -> dict[str,
 
 
 def _ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """How many times faster the best asynchronous run is than the best of each other kind."""
+    """The speed of the best asynchronous run relative to the best of each other kind."""
 
     def best(*names: str) -> float:
         return min(row["seconds"] for row in rows if row["name"].startswith(names))
@@ -125,16 +125,16 @@ def _ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _processes(rows: list[dict[str, Any]]) -> float:
-    """How many times as fast the first asynchronous method is in processes as on threads."""
+    """The speed of the first asynchronous method in processes relative to threads."""
     took = {row["name"]: row["seconds"] for row in rows}
     first = contenders.ASYNCHRONOUS[0]
     return took[f"freewheel: {first}, threads"] / took[f"freewheel: {first}, processes"]
 
 
 def _bookkeeping(rows: list[dict[str, Any]]) -> float:
-    """The share of a sequential step that goes into running a plan, as against a loop written by hand.
+    """The share of a sequential step that is spent on running the plan, compared with a hand-written loop.
 
-    It is small beside the noise of a machine, so it is taken turn by turn, the two being neighbours in each.
+    It is small compared with the noise, so it is computed turn by turn, in which the two are neighbours.
     """
     turns = {row["name"]: row["turns"] for row in rows}
     pairs = zip(turns[f"freewheel: {contenders.BY_HAND}"], turns["freewheel: bp, simulate"])

@@ -1,9 +1,9 @@
 """`freewheel bench straggler`: how much slower training becomes when stages are slow at random.
 
 Three stages of equal cost; at each of them one batch in three takes longer by a percentage, as in table 2 of the DSP
-paper. Methods and percentages take turns, all with the same draws in the same round, and the time of a turn is compared
-with that of the same method in the same round with nothing slowed. Only full pipelines are timed. With fewer cores than
-stages, the cost of a stage is simulated by sleeping, which needs none.
+paper. Methods and percentages take turns, with the same draws within a round, and the time of a turn is compared with
+that of the same method in the same round with nothing slowed. Only full pipelines are timed. With fewer cores than
+stages, the cost of a stage is simulated by sleeping.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ PROBABILITY = 1 / 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contender:
-    """A method, the extra length of its queues, and what the DSP paper found for it."""
+class StragglerContender:
+    """A method, the extra length of its queues, and the result in the DSP paper."""
 
     name: str
     method: Method
@@ -40,20 +40,20 @@ class Contender:
 
     @property
     def edge(self) -> int:
-        """Batches before and after those that are timed: twice what the pipeline holds."""
+        """Batches before and after the timed ones: twice what the pipeline holds."""
         return 2 * (max(self.method.pipeline(STAGES).delays) + STAGES)
 
 
 CONTENDERS = (
-    Contender(name="DSP(1,1,0;4,2,0)", method=DSP(delay=2), paper=(6.017, 16.14, 37.44, 70.99)),
-    Contender(name="DSP(2,2,0;6,3,0)", method=DSP(delay=3), paper=(7.465, 16.01, 36.57, 54.57)),
-    Contender(name="DSP(3,3,0;10,5,0)", method=DSP(delay=5), paper=(7.391, 18.15, 32.10, 53.42)),
-    Contender(name="DSP(3,3,0;10,5,0), slack=3", method=DSP(delay=5), slack=3),
-    Contender(name="DSP(6,6,0;24,12,0), slack=7", method=DSP(delay=12), slack=7),
-    Contender(name="FDG", method=FDG()),
-    Contender(name="PipeDream", method=PipeDream()),
-    Contender(name="FR", method=FR(), paper=(8.977, 28.52, 97.06, 359.2)),
-    Contender(name="GPipe", method=GPipe()),
+    StragglerContender(name="DSP(1,1,0;4,2,0)", method=DSP(delay=2), paper=(6.017, 16.14, 37.44, 70.99)),
+    StragglerContender(name="DSP(2,2,0;6,3,0)", method=DSP(delay=3), paper=(7.465, 16.01, 36.57, 54.57)),
+    StragglerContender(name="DSP(3,3,0;10,5,0)", method=DSP(delay=5), paper=(7.391, 18.15, 32.10, 53.42)),
+    StragglerContender(name="DSP(3,3,0;10,5,0), slack=3", method=DSP(delay=5), slack=3),
+    StragglerContender(name="DSP(6,6,0;24,12,0), slack=7", method=DSP(delay=12), slack=7),
+    StragglerContender(name="FDG", method=FDG()),
+    StragglerContender(name="PipeDream", method=PipeDream()),
+    StragglerContender(name="FR", method=FR(), paper=(8.977, 28.52, 97.06, 359.2)),
+    StragglerContender(name="GPipe", method=GPipe()),
 )
 
 
@@ -62,26 +62,26 @@ def straggler(
     repeats: int = 3,
     batches: int = 480,
     asleep: bool | None = None,
-    contenders: Sequence[Contender] = CONTENDERS,
+    contenders: Sequence[StragglerContender] = CONTENDERS,
     percentages: Sequence[int] = PERCENTAGES,
-    say: Callable[[str], Any] = print,
+    log: Callable[[str], Any] = print,
 ) -> dict[str, Any]:
-    """Measures every contender with every percentage.
+    """Measure every contender with every percentage.
 
     Args:
-        repeats: Rounds of turns, each with draws of its own.
-        batches: How many are timed in a turn.
-        asleep: Whether stages sleep rather than compute; where there are fewer cores than stages by default.
-        contenders: Who takes part.
-        percentages: By how much slow batches are slowed.
-        say: Gets a line whenever something has been done.
+        repeats: Rounds, each with its own draws.
+        batches: Timed batches per turn.
+        asleep: Whether stages sleep rather than compute; by default if there are fewer cores than stages.
+        contenders: The contenders.
+        percentages: The slow-downs of slow batches.
+        log: Called with a line of progress.
 
     Returns:
-        `rows`, one a contender: `seconds` a batch with nothing slowed, `busy` (the share of that time for which its
-        busiest stage was busy), `slow_downs` (median percentage by which training became slower, for each percentage),
-        `turns` (those of each round) and the `paper`'s. `always_busy` is what a stage loses that is busy all the
-        time: as `expected`, and the unluckiest of the three as `drawn`. `best` is the least of the DSP rows, beside the
-        least of the paper's.
+        `rows`, one per contender: `seconds` per batch with nothing slowed, `busy` (the share of that time in which its
+        busiest stage was busy), `slow_downs` (the median percentage by which training became slower, for each
+        percentage), `turns` (the same for each round) and the `paper`'s. `always_busy` is the loss of a stage that is
+        always busy: as `expected`, and as `drawn` for the stage with the most slow batches. `best` is the least of the
+        DSP rows, and of the paper's.
     """
     asleep = cores() < STAGES if asleep is None else asleep
     found: dict[str, list[list[Epoch]]] = {contender.name: [] for contender in contenders}
@@ -91,8 +91,8 @@ def straggler(
             found[contender.name].append([turn(percentage) for percentage in (0, *percentages)])
             now = _row(contender, found[contender.name][-1:], batches)
             slower = " ".join(f"{slow_down:.1f}" for slow_down in now["slow_downs"])
-            took = f"{1e3 * now['seconds']:.2f} ms a batch"
-            say(f"round {repeat + 1} of {repeats}: {contender.name}, {took}, slower by {slower} %")
+            took = f"{1e3 * now['seconds']:.2f} ms per batch"
+            log(f"round {repeat + 1} of {repeats}: {contender.name}, {took}, slower by {slower} %")
     rows = [_row(contender, found[contender.name], batches) for contender in contenders]
     return {
         "percentages": list(percentages),
@@ -109,8 +109,8 @@ def straggler(
     }
 
 
-def _turn(contender: Contender, percentage: int, *, seed: int, batches: int, asleep: bool) -> Epoch:
-    """What a pipeline that is full did with so many batches."""
+def _turn(contender: StragglerContender, percentage: int, *, seed: int, batches: int, asleep: bool) -> Epoch:
+    """The measurements of a full pipeline over the timed batches."""
     trainer = Trainer(
         stages(asleep=asleep),
         method=contender.method,
@@ -127,7 +127,7 @@ def _turn(contender: Contender, percentage: int, *, seed: int, batches: int, asl
 
 
 def _drawn(repeats: int, batches: int) -> float:
-    """The share of slow batches at the stage that had most of them, in the median round."""
+    """The share of slow batches at the stage with the most of them, in the median round."""
     shares = [
         [is_slow(seed, k, n, PROBABILITY) for n in range(batches)] for seed in range(repeats) for k in range(STAGES)
     ]
@@ -135,8 +135,8 @@ def _drawn(repeats: int, batches: int) -> float:
     return statistics.median(max(means[i : i + STAGES]) for i in range(0, len(means), STAGES))
 
 
-def _row(contender: Contender, rounds: Sequence[Sequence[Epoch]], batches: int) -> dict[str, Any]:
-    """The medians over the rounds; slow-downs are taken within a round."""
+def _row(contender: StragglerContender, rounds: Sequence[Sequence[Epoch]], batches: int) -> dict[str, Any]:
+    """Medians over the rounds; slow-downs are computed within a round."""
     turns = [[100 * (epoch.seconds / free.seconds - 1) for epoch in slowed] for free, *slowed in rounds]
     return {
         "name": contender.name,
@@ -149,7 +149,7 @@ def _row(contender: Contender, rounds: Sequence[Sequence[Epoch]], batches: int) 
 
 
 def _best(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """For each percentage the least of the paper's rows of DSP, and the least of ours."""
+    """For each percentage the least slow-down of DSP, measured and in the paper."""
     ours = [row["slow_downs"] for row in rows if row["name"].startswith("DSP")]
     theirs = [row["paper"] for row in rows if row["name"].startswith("DSP") and row["paper"]]
     return {"ours": [min(column) for column in zip(*ours)], "paper": [min(column) for column in zip(*theirs)]}

@@ -1,4 +1,4 @@
-"""The stages of the straggler benchmark: three of equal cost, computing or asleep."""
+"""The stages of the straggler benchmark: three of equal cost, computing or sleeping."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from freewheel._naps import Naps
 STAGES = 3
 CLASSES = 10
 ROWS = 8  # samples in a batch of sleeping stages
-FORWARD, BACKWARD = 3e-3, 6e-3  # seconds that a batch sleeps at each of them: long beside what running a plan takes
-WIDTH, DEPTH, COMPUTED = 384, 6, 64  # of computing stages, and their samples in a batch
+FORWARD, BACKWARD = 3e-3, 6e-3  # seconds of sleep per batch: long compared with running the plan
+WIDTH, DEPTH, COMPUTED = 384, 6, 64  # of computing stages, and the samples in their batches
 
 
 class _Asleep(torch.autograd.Function):
-    """The identity, which takes a while in both directions; less for a part of a batch."""
+    """The identity, with a sleep in both directions in proportion to the samples."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, naps: Naps) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.naps, ctx.part = naps, x.shape[0] / ROWS
-        naps.take(FORWARD * ctx.part)
+        ctx.naps, ctx.share = naps, x.shape[0] / ROWS
+        naps.take(FORWARD * ctx.share)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.naps.take(BACKWARD * ctx.part)
+        ctx.naps.take(BACKWARD * ctx.share)
         return gradient, None
 
 
 class Sleeper(nn.Module):
-    """A small layer whose forward and backward take as long as if it were a large one on a device of its own."""
+    """A small layer that takes as long as a large one on its own device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Sleeper(nn.Module):
         self._naps = Naps()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer, and a nap."""
+        """Apply the layer, and sleep."""
         return _Asleep.apply(self.layer(x), self._naps)  # pyright: ignore[reportReturnType]
 
 

@@ -1,6 +1,6 @@
-"""A team: processes of its own for one kind of contender, kept alive between turns.
+"""Processes for one kind of contender, which stay alive between turns.
 
-Every kind runs in its own processes, so that none profits or suffers from what another does to its process.
+Every kind has its own processes, so that none is affected by what another does to its process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from freewheel.bench._machine import free_port
 from freewheel.bench._network import SHAPE, Cut
 
 Batches = Sequence[tuple[Tensor, Tensor]]
-Turn = Callable[[Batches], float]  # trains on the batches, returns the seconds it took
+Turn = Callable[[Batches], float]  # trains on the batches, and returns the seconds it took
 Maker = Callable[[int, Cut, int, int], dict[str, Turn]]  # batch size, cut, rank, port -> contenders by name
 
 
@@ -28,66 +28,66 @@ class Team:
 
     Args:
         kind: What the contenders have in common.
-        make: Called in each process for each batch size; gives the contenders.
-        ranks: How many processes work together.
+        make: Builds the contenders for a batch size; called in each process.
+        ranks: The number of processes.
     """
 
     def __init__(self, kind: str, make: Maker, *, ranks: int = 1) -> None:
         self.kind = kind
         context, port = mp.get_context("spawn"), free_port()
         self._processes: list[SpawnProcess] = []
-        self._lines: list[Connection] = []
+        self._connections: list[Connection] = []
         for rank in range(ranks):
             ours, theirs = context.Pipe()
-            # Not a daemon: contenders may start processes of their own. It ends when its line is closed.
+            # Not a daemon: contenders may start processes. It ends when its connection is closed.
             process = context.Process(target=_serve, args=(theirs, make, rank, port))
             process.start()
             self._processes.append(process)
-            self._lines.append(ours)
+            self._connections.append(ours)
 
     def prepare(self, batch_size: int, cut: Cut, steps: int) -> list[str]:
-        """Builds the contenders and their batches; returns their names."""
+        """Build the contenders and their batches, and return their names."""
         return self._ask("prepare", batch_size, cut, steps)[0]
 
     def turn(self, name: str, steps: int) -> float:
-        """Lets a contender train for so many steps; the time is that of the slowest process."""
+        """Let a contender train for this number of steps; returns the time of the slowest process."""
         return max(self._ask("turn", name, steps))
 
     def stop(self) -> None:
-        """Ends the processes."""
-        for line in self._lines:
-            line.close()
+        """End the processes."""
+        for connection in self._connections:
+            connection.close()
         for process in self._processes:
             process.join(2)
-            if process.is_alive():  # still waiting for a rank that failed
+            if process.is_alive():  # it waits for a rank that failed
                 process.kill()
                 process.join()
 
     def _ask(self, *command: Any) -> list[Any]:
-        for line in self._lines:
-            line.send(command)
+        for connection in self._connections:
+            connection.send(command)
         answers: dict[Connection, Any] = {}
-        while len(answers) < len(self._lines):
-            for line in wait([line for line in self._lines if line not in answers]):
-                assert isinstance(line, Connection)
-                answers[line] = answer = line.recv()
-                if isinstance(answer, _Failure):  # the others may be waiting for this one
+        while len(answers) < len(self._connections):
+            for connection in wait([each for each in self._connections if each not in answers]):
+                assert isinstance(connection, Connection)
+                answers[connection] = answer = connection.recv()
+                if isinstance(answer, _Failure):  # other ranks may be waiting for this one
                     raise RuntimeError(f"a contender of {self.kind!r} failed:\n{answer}")
-        return [answers[line] for line in self._lines]
+        return [answers[connection] for connection in self._connections]
 
 
 class _Failure(str):
-    """What went wrong, as text."""
+    """A traceback."""
 
 
-def _serve(line: Connection, make: Maker, rank: int, port: int) -> None:
-    """Answers commands until the line is closed."""
+def _serve(connection: Connection, make: Maker, rank: int, port: int) -> None:
+    """Answer commands until the connection is closed."""
     torch.set_num_threads(1)
     contenders: dict[str, Turn] = {}
     batches: list[tuple[Tensor, Tensor]] = []
     while True:
         try:
-            verb, *arguments = line.recv()
+            verb, *arguments = connection.recv()
         except EOFError:
             return
         try:
@@ -95,16 +95,16 @@ def _serve(line: Connection, make: Maker, rank: int, port: int) -> None:
                 batch_size, cut, steps = arguments
                 batches = make_batches(batch_size, steps)
                 contenders = make(batch_size, cut, rank, port)
-                line.send(list(contenders))
+                connection.send(list(contenders))
             else:
                 name, steps = arguments
-                line.send(contenders[name](batches[:steps]))
+                connection.send(contenders[name](batches[:steps]))
         except Exception:
-            line.send(_Failure(traceback.format_exc()))
+            connection.send(_Failure(traceback.format_exc()))
 
 
 def make_batches(batch_size: int, count: int) -> list[tuple[Tensor, Tensor]]:
-    """Always the same random images and classes."""
+    """Random images and classes, always the same."""
     generator = torch.Generator().manual_seed(0)
     shape = (batch_size, *SHAPE)
     return [

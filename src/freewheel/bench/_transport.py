@@ -1,8 +1,8 @@
-"""`freewheel bench transport`: how long a message is under way, by its size.
+"""`freewheel bench transport`: the latency of a message, by its size.
 
-A message goes to another process and comes back, again and again; half of a round trip is one way, the copies of the
-sender and of the receiver included. The contenders take turns at each size, and the medians over the turns are
-compared, so that a noisy machine is noisy for all of them. Between threads nothing is copied, and size does not matter.
+A message goes to another process and comes back, repeatedly; half of a round trip is one way, and includes the copies
+of sender and receiver. The contenders take turns at each size, and the medians over the turns are compared, so that a
+noisy machine affects all of them alike. Between threads nothing is copied, and size does not matter.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from freewheel.bench._machine import machine
 from freewheel.bench._transport_pair import CHANNEL, Partner
 
 SIZES = (4, 1 << 10, 1 << 16, 1 << 20, 1 << 22, 1 << 24)
-LARGE = 1 << 20  # bytes from which on copying counts for more than the message itself
+LARGE = 1 << 20  # bytes from which copying dominates
 WARM_UP = 3
-MOST_TRIPS, LEAST_TRIPS, BYTES = 200, 8, 1 << 27  # round trips of a turn: as many as carry so many bytes
+MOST_TRIPS, LEAST_TRIPS, BYTES = 200, 8, 1 << 27  # round trips per turn: as many as carry these bytes
 
 
 def transport(
@@ -29,20 +29,20 @@ def transport(
     repeats: int = 5,
     sizes: Sequence[int] = SIZES,
     trips: int | None = None,
-    say: Callable[[str], Any] = print,
+    log: Callable[[str], Any] = print,
 ) -> dict[str, Any]:
-    """Measures every way for a message to travel, with messages of every size.
+    """Measure every transport with messages of every size.
 
     Args:
-        repeats: Turns that each contender gets at each size.
-        sizes: Bytes of a message.
-        trips: Round trips in a turn; by default fewer, the larger the message.
-        say: Gets a line whenever something has been done.
+        repeats: Turns of each contender at each size.
+        sizes: Sizes of a message in bytes.
+        trips: Round trips per turn; by default fewer for larger messages.
+        log: Called with a line of progress.
 
     Returns:
-        `rows`, one a contender and size: its `name`, `bytes`, median `microseconds` one way, `gigabytes_per_second` for
-        large messages that are copied (None for others), and the microseconds of each of its `turns`. Beside them the
-        `trips` by size, and the `machine`.
+        `rows`, one per contender and size: `name`, `bytes`, median `microseconds` one way, `gigabytes_per_second` for
+        large messages that are copied (None for others), and the microseconds of each of its `turns`. Also the `trips`
+        by size, and the `machine`.
     """
     counts = {size: trips or max(LEAST_TRIPS, min(MOST_TRIPS, BYTES // size)) for size in sizes}
     times: dict[tuple[str, int], list[float]] = {}
@@ -51,13 +51,13 @@ def transport(
             for repeat in range(repeats):
                 for name in partner.names:
                     times.setdefault((name, size), []).append(_turn(partner, name, size, count))
-                field = f"{len(partner.names)} contenders, {count} round trips each"
-                say(f"{size} bytes: turn {repeat + 1} of {repeats}, {field}")
+                what = f"{len(partner.names)} contenders, {count} round trips each"
+                log(f"{size} bytes: turn {repeat + 1} of {repeats}, {what}")
     return {"rows": rows_of(times), "trips": counts, "machine": machine()}
 
 
 def _turn(partner: Partner, name: str, size: int, trips: int) -> float:
-    """The microseconds that a message takes one way, after a few to warm up."""
+    """The microseconds that a message takes one way, after a warm-up."""
     trip = partner.trip(name, torch.zeros(size, dtype=torch.uint8), WARM_UP + trips)
     for _ in range(WARM_UP):
         trip()
@@ -68,7 +68,7 @@ def _turn(partner: Partner, name: str, size: int, trips: int) -> float:
 
 
 def rows_of(times: Mapping[tuple[str, int], list[float]]) -> list[dict[str, Any]]:
-    """A row for each contender and size."""
+    """A row per contender and size."""
     return [_row(name, size, turns) for (name, size), turns in times.items()]
 
 

@@ -1,4 +1,4 @@
-"""Two processes that send messages back and forth, over each kind of wire there is; and a thread for comparison."""
+"""Two processes that exchange messages over every kind of wire, and a thread for comparison."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIRES: dict[str, Transport] = {**({SHARED: "shared"} if AVAILABLE else {}), GLOO
 
 
 class Pair:
-    """This process's ends of the wires to the other one: `there` from the benchmark, `back` to it."""
+    """This process's ends of the wires: `there` from the benchmark to its partner, `back` to the benchmark."""
 
     def __init__(self, store: Any, rank: int, alive: Callable[[], object] = lambda: None) -> None:
         self._rank = rank
@@ -33,29 +33,29 @@ class Pair:
         self._wires: dict[str, tuple[Sender, Receiver]] = {}
         ways = [Wire("there", 0, 1, 1), Wire("back", 1, 0, 1)]
         for name, transport in WIRES.items():
-            part = prefixed(transport, store)
-            world = World(part, rank, ROLES, transport=transport, timeout=TIMEOUT, check_alive=alive)
+            own = prefixed(transport, store)
+            world = World(own, rank, ROLES, transport=transport, timeout=TIMEOUT, check_alive=alive)
             senders, receivers = world.join(ways)
             self._wires[name] = next(iter(senders.values())), next(iter(receivers.values()))
             if transport == "gloo":
                 self._group = world.gloo
 
     def send(self, name: str, message: Tensor) -> None:
-        """Sends a message to the other process."""
+        """Send a message to the other process."""
         if name == BARE:
             self._group.send([message], 1 - self._rank, len(ROLES)).wait()
         else:
             self._wires[name][0].put(message)
 
     def receive(self, name: str, room: Tensor) -> Tensor:
-        """The next message of the other process; gloo alone needs room of its size for it."""
+        """Receive the next message of the other process; gloo alone receives it into `room`."""
         if name == BARE:
             self._group.recv([room], 1 - self._rank, len(ROLES)).wait()
             return room
         return self._wires[name][1].get()
 
     def close(self) -> None:
-        """Gives back all wires."""
+        """Close all wires."""
         for ends in self._wires.values():
             for end in ends:
                 end.close()
@@ -63,7 +63,7 @@ class Pair:
 
 
 class Partner:
-    """A context in which another process, and a thread, send back what they get."""
+    """A context in which another process and a thread send back what they receive."""
 
     names = (*WIRES, BARE, CHANNEL)
 
@@ -72,7 +72,7 @@ class Partner:
         store, port = fresh_store(TIMEOUT)
         for transport in WIRES.values():
             prefixed(transport, store).set("token", secrets.token_hex(8))
-        self._line, theirs = context.Pipe()
+        self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_echo, args=(theirs, port), daemon=True)
         self._there, self._back = Channel(1), Channel(1)
         self._thread = threading.Thread(target=_echo_here, args=(self._there, self._back), daemon=True)
@@ -91,7 +91,7 @@ class Partner:
         self._end()
 
     def trip(self, name: str, message: Tensor, count: int) -> Callable[[], Tensor]:
-        """A function that sends bytes there and gives them when they are back; to be called so many times."""
+        """A function that sends the message and returns it when it is back; it must be called `count` times."""
         room = torch.empty_like(message)
 
         def here() -> Tensor:
@@ -104,7 +104,7 @@ class Partner:
 
         if name == CHANNEL:
             return here
-        self._line.send((name, message.numel(), count))
+        self._connection.send((name, message.numel(), count))
         return elsewhere
 
     def _check_alive(self) -> None:
@@ -112,23 +112,23 @@ class Partner:
             raise LostError(ROLES[1], f"ended with exit code {self._process.exitcode}; its error is above")
 
     def _end(self) -> None:
-        self._line.close()
+        self._connection.close()
         self._there.close()
         self._back.close()
         self._process.join(2)
-        if self._process.is_alive():  # still waiting for a message
+        if self._process.is_alive():  # it waits for a message
             self._process.kill()
             self._process.join()
         self._thread.join()
 
 
-def _echo(line: Connection, port: int) -> None:
-    """The whole life of the other process: sends back as many messages as it is told to, until the line is closed."""
+def _echo(connection: Connection, port: int) -> None:
+    """The main function of the other process: send back messages until the connection is closed."""
     torch.set_num_threads(1)
     pair = Pair(joined_store(port, TIMEOUT), 1)
     with suppress(EOFError, KeyboardInterrupt):
         while True:
-            name, size, count = line.recv()
+            name, size, count = connection.recv()
             room = torch.empty(size, dtype=torch.uint8)
             for _ in range(count):
                 pair.send(name, pair.receive(name, room))

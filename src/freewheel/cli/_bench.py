@@ -2,57 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
 
-import typer
+from cyclopts import App
 
-from freewheel.cli._bench_async import asynchronous
-from freewheel.cli._bench_forward import forward
-from freewheel.cli._bench_memory import memory
-from freewheel.cli._bench_run import Json, Repeats, measure, show_speeds, write
-from freewheel.cli._bench_straggler import straggler
-from freewheel.cli._bench_transport import transport
-from freewheel.cli._output import say
+from freewheel._errors import whole_number
+from freewheel.cli import _bench_tables as tables
+from freewheel.cli._output import INTERRUPTED, check_file, print_line, write_json
+from freewheel.cli._train_options import OPTIONS, declare
 
-bench = typer.Typer(help="Measure, on this machine.", no_args_is_help=True)
+bench = App(name="bench", help="Measure, on this machine.", sort_key=4)
 
-AGAINST = {
-    "sequential": "the same stages one at a time",
-    "bp_all_cores": "plain PyTorch on all cores",
-    "bp_best": "plain PyTorch on its best number of cores",
-    "torch_pipelining": "torch.distributed.pipelining at its best",
-}
+Repeats = Annotated[int, declare(OPTIONS, "N", "Repetitions of each measurement.")]
+Json = Annotated[Path | None, declare(OPTIONS, "FILE", "Write the result to this file.")]
 
 
-@bench.callback()
-def _group() -> None:
-    """Keeps `speed` a command of its own while it is the only one."""
+def _run(
+    name: str,
+    show: Callable[[Any], None],
+    json: Path | None,
+    *,
+    counts: Mapping[str, int] | None = None,
+    **options: Any,
+) -> Any:
+    """Run a benchmark, print its result and write it; the benchmark reports its progress on standard error.
+
+    Args:
+        name: A function in `freewheel.bench`.
+        show: Prints the result.
+        json: The file for the result.
+        counts: Options that must be 1 or more.
+        options: The others.
+    """
+    counts = {key: whole_number(f"--{key}", count, least=1) for key, count in (counts or {}).items()}
+    check_file("--json", json)
+    from freewheel import bench
+
+    result = getattr(bench, name)(**counts, **options, log=partial(print_line, error=True))
+    show(result)
+    for line in write_json(result, json):
+        print_line(line)
+    return result
 
 
-@bench.command()
-def speed(repeats: Repeats = 5, json: Json = None) -> None:
+@bench.command(name="speed")
+def bench_speed(*, repeats: Repeats = 5, json: Json = None) -> None:
     """Compare the speed of training with and without stages."""
-    result = measure("speed", json, counts={"repeats": repeats})
-    for batch_size, part in result.items():
-        _show(batch_size, part)
-    write(result, json)
+    _run("speed", tables.show_speed, json, counts={"repeats": repeats})
 
 
-bench.command()(memory)
+@bench.command(name="forward")
+def bench_forward(*, repeats: Repeats = 5, json: Json = None) -> None:
+    """Compare the speed of forward gradients with backpropagation and with JAX."""
+    _run("forward", tables.show_forward, json, counts={"repeats": repeats})
 
 
-def _show(batch_size: str, part: Mapping[str, Any]) -> None:
-    show_speeds(part["rows"], batch_size, "seconds a batch")
-    say("The fastest on threads is")
-    for name, ratio in part["ratios"].items():
-        say(f"  {ratio:.2f} times as fast as {AGAINST.get(name, name)}")
-    say(f"In processes a method is {part['processes']:.2f} times as fast as on threads.")
-    say(f"Running the plan, as against a loop written by hand, takes {part['bookkeeping']:.1%} of a sequential step.")
-    say()
+@bench.command(name="memory")
+def bench_memory(
+    *,
+    sweep: Annotated[
+        tuple[str, ...],
+        declare(OPTIONS, "NAME", "Only fc-depth, rnn-length, conv-depth, conv-width or conv-batch; repeatable."),
+    ] = (),
+    device: Annotated[str, declare(OPTIONS, "cpu|cuda", "Where to train.")] = "cpu",
+    json: Json = None,
+    picture: Annotated[Path | None, declare(OPTIONS, "FILE", "Draw the result: svg, png or pdf.")] = None,
+) -> int:
+    """Compare the memory of backpropagation and forward gradients.
+
+    Ctrl-C ends it with the results so far.
+    """
+    check_file("--picture", picture)
+    from freewheel.bench._memory_picture import check_picture, save_picture
+
+    if picture is not None:
+        check_picture(picture)
+    result = _run("memory", tables.show_memory, json, sweeps=sweep, device=device)
+    if picture is not None:
+        save_picture(result["sweeps"], picture)
+        print_line(f"wrote {picture}")
+    if result["interrupted"]:
+        print_line("interrupted", error=True)
+        return INTERRUPTED
+    return 0
 
 
-bench.command()(forward)
-bench.command()(straggler)
-bench.command()(transport)
-bench.command(name="async")(asynchronous)
+@bench.command(name="straggler")
+def bench_straggler(
+    *,
+    repeats: Repeats = 3,
+    batches: Annotated[int, declare(OPTIONS, "N", "Batches of each measurement.")] = 480,
+    json: Json = None,
+) -> None:
+    """Compare how much methods lose to stages that are slow at random."""
+    _run("straggler", tables.show_straggler, json, counts={"repeats": repeats, "batches": batches})
+
+
+@bench.command(name="transport")
+def bench_transport(*, repeats: Repeats = 5, json: Json = None) -> None:
+    """Compare the latency of messages between processes and between threads."""
+    _run("transport", tables.show_transport, json, counts={"repeats": repeats})
+
+
+@bench.command(name="async")
+def bench_async(
+    *,
+    repeats: Repeats = 3,
+    epochs: Annotated[int, declare(OPTIONS, "N", "The most epochs for each method.")] = 20,
+    target: Annotated[float, declare(OPTIONS, "X", "The test accuracy to reach.")] = 0.97,
+    json: Json = None,
+) -> None:
+    """Compare methods that race on shared weights with each other and with plain SGD."""
+    if not 0 < target <= 1:
+        raise ValueError(f"--target {target:g}: give an accuracy above 0 and up to 1")
+    counts = {"repeats": repeats, "epochs": epochs}
+    _run("asynchronous", tables.show_async, json, counts=counts, target=target)

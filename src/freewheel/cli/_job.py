@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,14 +14,27 @@ from torch import nn
 import freewheel
 from freewheel.cli._ranks import as_rank_0, follows
 from freewheel.cli._settings import Settings
-from freewheel.cli._transfer import with_schedule
+from freewheel.cli._train_options import TrainOptions
+from freewheel.cli._traits import with_transfer
+from freewheel.cli._transfer import transfer_schedule
 from freewheel.data import Data
 from freewheel.models import Pretrained
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Everything that is ready to be trained; `untrained` is a copy of the network as it began."""
+    """A run that is ready to start.
+
+    Attributes:
+        settings: What was asked for.
+        data: The data set.
+        stages: The network in stages.
+        trainer: The trainer.
+        untrained: A copy of the network as it began.
+        pretrained: What was loaded from `--pretrained`.
+        transfer: The schedule of `--transfer`.
+        cut: The number of units in each stage; empty with `--at` and for one stage.
+    """
 
     settings: Settings
     data: Data
@@ -29,92 +43,98 @@ class Job:
     untrained: nn.Module
     pretrained: Pretrained | None
     transfer: freewheel.Transfer | None
+    cut: tuple[int, ...]
 
     @property
     def parameters(self) -> int:
-        """How many numbers are trained."""
+        """The number of trained parameters."""
         return sum(p.numel() for p in self.untrained.parameters())
 
 
 def prepare(settings: Settings) -> Job:
-    """Loads the data, builds and cuts the network, and makes the trainer."""
-    data = _load(settings)
-    torch.manual_seed(settings.seed)
-    options = settings.model_options(len(data.vocabulary))
-    model = freewheel.models.build(settings.model_name, num_classes=data.classes, in_shape=data.in_shape, **options)
-    pretrained = None if settings.pretrained is None else freewheel.models.load_pretrained(model, settings.pretrained)
-    method = settings.chosen_method
-    transfer = settings.transfer_flags.schedule(model) if settings.transfer else None
-    if transfer is not None:
-        method = with_schedule(method, transfer)
+    """Load the data, build and cut the network, and make the trainer."""
+    options = settings.options
+    data = _load(options)
+    torch.manual_seed(options.seed)
+    choices: dict[str, Any] = settings.model_options(len(data.vocabulary))
+    model = freewheel.models.build(str(options.model), num_classes=data.classes, in_shape=data.in_shape, **choices)
+    pretrained = None if options.pretrained is None else freewheel.models.load_pretrained(model, options.pretrained)
+    transfer = transfer_schedule(options, model)
     untrained = copy.deepcopy(model)
     example, _ = next(data.train.epoch(0))
-    example = example.to(settings.devices[0])
-    if follows():
-        settings = as_rank_0(settings)
-    stages = freewheel.split(
-        model.to(settings.devices[0]),
-        None if settings.at or settings.balance else settings.stage_count,
-        example=example,
-        by=settings.balanced_by,
-        at=settings.at or None,
-        balance=settings.balance,
-        threads=settings.stage_threads,
-    )
-    if not follows():
-        as_rank_0(settings, cut_of(settings, stages))
-    for stage, device in zip(stages, settings.devices):
-        stage.to(device)
-    make = freewheel.Trainer if settings.resume is None else partial(freewheel.Trainer.resume, settings.resume)
-    trainer = make(
-        stages,
-        method=method,
-        loss=F.cross_entropy,
-        optimizer=settings.optimizer_factory(),
-        scheduler=_scheduler(settings, updates=settings.epochs * len(data.train)),
-        runtime=settings.runtime_name,
-        replicas=settings.replicas,
-        seed=settings.seed,
-        clip=settings.clip,
-        autocast=torch.bfloat16 if settings.bf16 else None,
-        threads=settings.stage_threads,
-        slack=settings.slack,
-        slow=settings.stragglers,
-    )
+    settings, stages, cut = _cut(settings, model, example)
+    method = settings.method if transfer is None else with_transfer(settings.method, transfer)
     return Job(
         settings=settings,
         data=data,
         stages=stages,
-        trainer=trainer,
+        trainer=_trainer(settings, stages, method, updates=options.epochs * len(data.train)),
         untrained=untrained,
         pretrained=pretrained,
         transfer=transfer,
+        cut=cut,
     )
 
 
-def cut_of(settings: Settings, stages: freewheel.Stages) -> list[int] | None:
-    """How many parts of the network each stage has, for another process to cut it there too; None with `--at`."""
-    return [len(names) for names in stages.report.names] if not settings.at and len(stages) > 1 else None
-
-
-def _load(settings: Settings) -> Data:
+def _load(options: TrainOptions) -> Data:
     try:
         return freewheel.data.load(
-            settings.data,
-            root=settings.data_root,
-            batch_size=settings.samples,
-            seed=settings.seed,
-            augment=settings.augment,
-            train_limit=settings.limit,
-            test_limit=settings.test_limit,
-            steps=settings.steps,
-            words=settings.words,
+            options.data,
+            root=options.data_root,
+            batch_size=options.batch_size or 0,
+            seed=options.seed,
+            augment=options.augment,
+            train_limit=options.limit,
+            test_limit=options.test_limit,
+            steps=options.steps,
+            words=options.words,
         )
     except ValueError as error:
         raise ValueError(str(error).replace("pass root=", "give --data-root")) from error
 
 
-def _scheduler(settings: Settings, *, updates: int):
-    if settings.schedule == "constant":
-        return None
-    return partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=updates)
+def _cut(
+    settings: Settings, model: nn.Module, example: torch.Tensor
+) -> tuple[Settings, freewheel.Stages, tuple[int, ...]]:
+    """Cut the network where it is asked for, and under torchrun where rank 0 cuts it."""
+    if follows():
+        settings = as_rank_0(settings)
+    options, device = settings.options, settings.devices[0]
+    stages = freewheel.split(
+        model.to(device),
+        None if options.at or options.balance else settings.stages,
+        example=example.to(device),
+        by=options.split or "time",
+        at=options.at or None,
+        balance=options.balance or None,
+        threads=options.threads,
+    )
+    cut = () if options.at or len(stages) == 1 else tuple(len(names) for names in stages.report.names)
+    if not follows():
+        as_rank_0(settings, cut)
+    for stage, device in zip(stages, settings.devices):
+        stage.to(device)
+    return settings, stages, cut
+
+
+def _trainer(
+    settings: Settings, stages: freewheel.Stages, method: freewheel.Method, *, updates: int
+) -> freewheel.Trainer:
+    options = settings.options
+    cosine = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=updates)
+    make = freewheel.Trainer if options.resume is None else partial(freewheel.Trainer.resume, options.resume)
+    return make(
+        stages,
+        method=method,
+        loss=F.cross_entropy,
+        optimizer=settings.optimizer_factory(),
+        scheduler=None if options.schedule == "constant" else cosine,
+        runtime=str(options.runtime),
+        replicas=options.replicas,
+        seed=options.seed,
+        clip=options.clip,
+        autocast=torch.bfloat16 if options.bf16 else None,
+        threads=options.threads,
+        slack=options.slack,
+        slow=settings.stragglers,
+    )

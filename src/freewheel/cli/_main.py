@@ -1,19 +1,24 @@
-"""The entry of the console script; typer and rich are looked for only when it is called."""
+"""The entry point of the console script; cyclopts and rich are imported only when it is called."""
 
 from __future__ import annotations
 
+import os
 import sys
 
-NEEDED = ("typer", "rich")
+NEEDED = ("cyclopts", "rich", "tomli_w")
 
 
 def main() -> None:
-    """Runs the command line; one clear line where typer or rich is missing."""
+    """Run the command line; prints one clear line where a library is missing."""
     try:
-        from freewheel.cli._app import app
+        from freewheel.cli._app import command_line
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in NEEDED:
             raise
-        sys.stderr.write("freewheel's command line needs typer and rich: pip install 'freewheel[cli]'\n")
+        sys.stderr.write(f"freewheel's command line needs {error.name}: pip install 'freewheel[cli]'\n")
         sys.exit(1)
-    app(prog_name="freewheel")
+    try:
+        sys.exit(command_line(sys.argv[1:]))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush when Python ends
+        sys.exit(1)

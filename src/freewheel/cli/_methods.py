@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from inspect import getdoc
 from typing import Annotated, Any
 
-import typer
-
-from freewheel.cli._options import UNTYPED, write_value
-from freewheel.cli._output import as_json, say, show, table
-from freewheel.cli._plan import lasting, locks
+from freewheel.cli._method_options import options_of, write_value
+from freewheel.cli._output import as_json, new_table, plural, print_line, print_table
+from freewheel.cli._plan import locks, steady_plan
+from freewheel.cli._train_options import OPTIONS, declare
+from freewheel.cli._traits import credit_of, uses_forward_gradients
 from freewheel.methods import METHODS, RACES, Method
-from freewheel.plan import CREDITS
-from freewheel.racing import Racing
 
 STAGES = 3
 
 
-def methods(
-    json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
-) -> None:
+def methods(*, json: Annotated[bool, declare(OPTIONS, "", "Print them as JSON.", negative=())] = False) -> None:
     """List all methods: delays, weights, locks and options."""
     rows = [describe(METHODS[name]()) for name in METHODS]
+    races = [describe_race(name) for name in RACES]
     if json:
-        say(as_json(rows + [describe_race(RACES[name]()) for name in RACES]))
+        print_line(as_json(rows + races))
         return
-    shared = {credit: _shared([row["options"] for row in rows if row["credit"] == credit]) for credit in CREDITS}
-    facts = table("name", "delays", "order", "weights", "locks left", "options", wrap=("locks left", "options"))
-    words = table("name", "what it does", wrap=("what it does",))
+    credits = dict.fromkeys(row["credit"] for row in rows)
+    shared = {credit: _shared([row["options"] for row in rows if row["credit"] == credit]) for credit in credits}
+    facts = new_table("name", "delays", "order", "weights", "locks left", "options", wrap=("locks left", "options"))
     for row in rows:
         own = {name: value for name, value in row["options"].items() if name not in shared[row["credit"]]}
         cells = [
@@ -40,58 +36,59 @@ def methods(
             _written(own),
         ]
         facts.add_row(*(cell or "-" for cell in cells))
-        words.add_row(row["name"], row["description"])
-    show(facts)
+    print_table(facts)
     for credit, options in shared.items():
         if options:
-            say(f"Options of every method of {credit} gradients: {_written(options)}")
-    races = table("name", "runtimes", "options", wrap=("options",), title="on shared weights, without a schedule")
-    for race in (describe_race(RACES[name]()) for name in RACES):
-        races.add_row(race["name"], " ".join(race["runtimes"]), _written(race["options"]))
-        words.add_row(race["name"], race["description"])
-    show(races)
-    show(words)
-    say(f"Delays and locks are those of {STAGES} stages. Options are given with -o:")
-    say("  freewheel plan fdg --stages 3 -o shrink=0.5")
-    say("Any other choice of delays and weights is a `pipeline`:")
-    say("  freewheel plan pipeline --stages 3 -o delays=3,1,0 -o order=backward -o weights=recompute")
+            print_line(f"Options of every method with {credit} credit: {_written(options)}")
+    racing = new_table("name", "runtimes", "options", wrap=("options",), title="on shared weights, without a schedule")
+    for race in races:
+        racing.add_row(race["name"], " ".join(race["runtimes"]), _written(race["options"]))
+    print_table(racing)
+    words = new_table("name", "what it does", wrap=("what it does",))
+    for row in rows + races:
+        words.add_row(row["name"], row["description"])
+    print_table(words)
+    print_line(f"Delays and locks are those of {plural(STAGES, 'stage')}. Options are given with -o:")
+    print_line("  freewheel plan fdg --stages 3 -o shrink=0.5")
+    print_line("Any other choice of delays and weights is a `pipeline`:")
+    print_line("  freewheel plan pipeline --stages 3 -o delays=3,1,0 -o order=backward -o weights=recompute")
 
 
 def describe(method: Method) -> dict[str, Any]:
-    """One method with its default options, as plain data.
-
-    Order and weights mean nothing without delays, and nothing without backwards.
-    """
+    """One method with its default options, as plain data; order and weights are None where they mean nothing."""
     pipeline = method.pipeline(STAGES)
-    late = any(pipeline.delays) and pipeline.credit.name != "forward"
-    options = fields(method)  # pyright: ignore[reportArgumentType]
+    late = any(pipeline.delays) and not uses_forward_gradients(pipeline)
     return {
         "name": method.name,
-        "credit": pipeline.credit.name,
+        "credit": credit_of(pipeline),
         "stages": STAGES,
         "delays": list(pipeline.delays),
         "order": pipeline.order if late else None,
         "weights": pipeline.weights if late else None,
-        "locks": locks(lasting(method, STAGES)),
-        "options": {option.name: getattr(method, option.name) for option in options if option.name not in UNTYPED},
-        "description": (getdoc(type(method)) or "").split("\n")[0],
+        "locks": locks(steady_plan(method, STAGES)),
+        "options": options_of(method),
+        "description": _description(type(method)),
     }
 
 
-def describe_race(method: Racing) -> dict[str, Any]:
-    """One method that races on shared weights, as plain data; it has no delays and no locks to tell of."""
-    options = fields(method)  # pyright: ignore[reportArgumentType]
+def describe_race(name: str) -> dict[str, Any]:
+    """One method that races on shared weights, as plain data; it has neither delays nor locks."""
+    race = RACES[name]
     return {
-        "name": method.name,
+        "name": name,
         "credit": "chain",
-        "runtimes": list(method.runtimes),
-        "options": {option.name: getattr(method, option.name) for option in options},
-        "description": (getdoc(type(method)) or "").split("\n")[0],
+        "runtimes": list(race.runtimes),
+        "options": options_of(race()),
+        "description": _description(race),
     }
+
+
+def _description(kind: type[Method]) -> str:
+    return (getdoc(kind) or "").split("\n")[0]
 
 
 def _shared(options: list[dict[str, Any]]) -> dict[str, Any]:
-    """What all of them have, if there are several."""
+    """The options that several methods all have, with the same defaults."""
     first, *rest = options if len(options) > 1 else [{}]
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in rest)}
 

@@ -1,4 +1,4 @@
-"""The yardstick: the same network, trained by a plain PyTorch loop on one core."""
+"""The baseline: the same network, trained by a plain PyTorch loop on one core."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +26,10 @@ Batch = tuple[Tensor, Tensor]
 
 
 class OneCore:
-    """Times plain training and scoring by the batch, a short while at each call; the median over all calls counts.
+    """The median time of a batch in plain training and evaluation, over all calls of `time`.
 
-    Batches, optimizer, clipping and autocast are those of the run, and so is what a batch costs to fetch and to
-    augment. Everything happens in this thread, on one intra-op thread, to a copy of the untrained network.
+    Batches, optimizer, clipping and autocast are those of the run, and fetching and augmenting a batch count as well.
+    Everything runs in this thread, on one intra-op thread, on a copy of the untrained network.
     """
 
     def __init__(self, job: Job) -> None:
@@ -38,32 +39,41 @@ class OneCore:
 
     @property
     def epoch_seconds(self) -> float:
-        """How long an epoch would take: training on all images, then scoring the network on the test images."""
+        """The time of an epoch: training on all samples, then evaluation on the test samples."""
         data = self._job.data
         batches = len(data.train.images) / _size(data.train), len(data.test.images) / _size(data.test)
         return batches[0] * median(self.training) + batches[1] * median(self.scoring)
 
     @property
     def images_per_second(self) -> float:
-        """Training images over the time of an epoch."""
+        """Training samples over the time of an epoch."""
         return len(self._job.data.train.images) / self.epoch_seconds
 
-    def measure(self) -> None:
-        """Trains and scores a fresh copy for about as many batches as fit into the time, ten at the least."""
+    def as_dict(self) -> dict[str, Any]:
+        """The result, as plain data."""
+        return {
+            "images_per_second": self.images_per_second,
+            "epoch_seconds": self.epoch_seconds,
+            "batches_timed": len(self.training),
+        }
+
+    def time(self) -> None:
+        """Train and evaluate a fresh copy for about `SECONDS`, and for ten batches at least."""
         settings, data = self._job.settings, self._job.data
+        clip, bf16 = settings.options.clip, settings.options.bf16
         model = copy.deepcopy(self._job.untrained)
         optimizer = settings.optimizer_factory()(model.parameters())
 
         def casts() -> AbstractContextManager[object]:
-            return torch.autocast("cpu", dtype=torch.bfloat16) if settings.bf16 else nullcontext()
+            return torch.autocast("cpu", dtype=torch.bfloat16) if bf16 else nullcontext()
 
         def train(batch: Batch) -> None:
             optimizer.zero_grad()
             with casts():
                 loss = F.cross_entropy(model(batch[0]), batch[1])
             loss.backward()
-            if settings.clip is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
 
         def score(batch: Batch) -> None:
@@ -80,7 +90,7 @@ class OneCore:
 
 
 def time_batches(work: Callable[[Batch], None], loader: TensorLoader, *, seconds: float) -> list[float]:
-    """The time of each full batch, fetching included, for so many seconds, after a few to warm up."""
+    """The time of each full batch, fetching included, after a warm-up."""
     times: list[float] = []
     batches = endless(loader)
     for _ in range(WARM_UP):
@@ -90,13 +100,13 @@ def time_batches(work: Callable[[Batch], None], loader: TensorLoader, *, seconds
         start = perf_counter()
         batch = next(batches)
         work(batch)
-        if len(batch[1]) == _size(loader):  # the last batch of an epoch may be a small one
+        if len(batch[1]) == _size(loader):  # the last batch of an epoch may be smaller
             times.append(perf_counter() - start)
     return times
 
 
 def endless(loader: TensorLoader) -> Iterator[Batch]:
-    """The batches of epoch 0, 1, 2 and so on; what the loader itself gives next stays the same."""
+    """The batches of epoch 0, 1, 2 and so on; the position of the loader itself does not change."""
     for epoch in count():
         yield from loader.epoch(epoch)
 

@@ -1,4 +1,4 @@
-"""`freewheel train` under torchrun: rank 0 decides and speaks, the others follow in silence."""
+"""`freewheel train` under torchrun: rank 0 decides and prints, the others follow in silence."""
 
 from __future__ import annotations
 
@@ -7,47 +7,50 @@ import time
 from dataclasses import replace
 
 from freewheel.cli._settings import Settings
+from freewheel.cli._train_options import TrainOptions
 from freewheel.runtime import is_one_of_several, of_rank_0, rank_and_size, store_of
 
-PATIENCE = 2.0  # seconds in which rank 0 hears of an error, and says it
+PATIENCE = 2.0  # seconds that rank 0 has to report an error
 
 
 def follows() -> bool:
-    """Whether another process speaks for this one."""
+    """Whether another process prints for this one."""
     return is_one_of_several() and rank_and_size()[0] > 0
 
 
-def silenced(settings: Settings) -> Settings:
-    """The settings of a process that prints and writes nothing but its part of the checkpoints."""
-    return replace(settings, quiet=True, compare=False, json=None, save=None)
+def silenced(options: TrainOptions) -> TrainOptions:
+    """The options of a process that prints nothing, and writes nothing but its snapshots."""
+    return replace(options, quiet=True, compare=False, json=None, save=None, write_config=None)
 
 
-def as_rank_0(settings: Settings, balance: list[int] | None = None) -> Settings:
-    """The settings with what rank 0 has measured or counted: where it has cut the network, and its threads."""
-    if settings.runtime_name != "torchrun":
+def as_rank_0(settings: Settings, cut: tuple[int, ...] = ()) -> Settings:
+    """The settings with what rank 0 has measured or counted: its threads, and where it has cut the network."""
+    options = settings.options
+    if options.runtime != "torchrun":
         return settings
-    return replace(settings, **of_rank_0("settings", lambda: {"threads": settings.stage_threads, "balance": balance}))
+    measured = of_rank_0("settings", lambda: {"threads": options.threads, "balance": cut})
+    return replace(settings, options=replace(options, **measured))
 
 
-def is_ours() -> bool:
-    """Whether it is up to this process to say what went wrong: not if rank 0 has met the same, or has been told."""
+def reports_errors() -> bool:
+    """Whether this process should print its error: not if rank 0 has printed one."""
     if not is_one_of_several():
         return True
-    said = threading.Event()
-    asking = threading.Thread(target=_ask, args=(said,), daemon=True)  # a store that is gone may not answer for long
+    reported = threading.Event()
+    asking = threading.Thread(target=_ask_rank_0, args=(reported,), daemon=True)  # a lost store may block for long
     asking.start()
     asking.join(PATIENCE)
-    return not said.is_set()
+    return not reported.is_set()
 
 
-def _ask(said: threading.Event) -> None:
-    """Rank 0 leaves a note; the others look for it for a while."""
+def _ask_rank_0(reported: threading.Event) -> None:
+    """As rank 0, leave a note in the store; as another rank, look for it for a while."""
     deadline = time.monotonic() + PATIENCE
     store = store_of("said")
     if not follows():
         store.set("error", "yes")
-    while follows() and not said.is_set() and time.monotonic() < deadline:
+    while follows() and not reported.is_set() and time.monotonic() < deadline:
         if store.check(["error"]):
-            said.set()
+            reported.set()
         else:
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""A training run from the command line: what it does, and what it writes."""
+"""A training run: what it prints before, what it does, and what it writes."""
 
 from __future__ import annotations
 
@@ -6,42 +6,34 @@ from collections.abc import Iterator
 
 import torch
 
-from freewheel.cli._job import prepare
+from freewheel.cli._config import write_config
+from freewheel.cli._job import Job, prepare
 from freewheel.cli._one_core import OneCore
 from freewheel.cli._opening import opening
-from freewheel.cli._outcome import Outcome
-from freewheel.cli._output import as_json, say
+from freewheel.cli._output import print_line, write_json
 from freewheel.cli._ranks import follows
-from freewheel.cli._resume import history_of_run, remember_run
+from freewheel.cli._resume import history_of_run
 from freewheel.cli._settings import Settings
+from freewheel.cli._summary import RunSummary
+from freewheel.trainer import History
 
 
-def run(settings: Settings) -> Outcome:
-    """Trains, with the yardstick before and after."""
+def run(settings: Settings) -> RunSummary:
+    """Train, and time plain PyTorch on one core before and after."""
+    options = settings.options
     job = prepare(settings)
-    if not settings.quiet:
-        for line in opening(job):
-            say(line)
-    if not follows():
-        remember_run(job)
-    one_core = OneCore(job) if settings.compare else None
-    _measure(one_core, settings)
-    if settings.resume is not None and job.trainer.unfinished is None:
-        history = history_of_run(settings.resume)
-    else:
-        history = job.trainer.fit(
-            job.data.train,
-            settings.epochs,
-            validate=job.data.test,
-            progress=False if settings.quiet else None,
-            save_to=settings.save_to,
-            save_every=settings.interval,
-        )
+    config = None if follows() or options.resume is not None else write_config(job)
+    if not options.quiet:
+        for line in opening(job, config):
+            print_line(line)
+    one_core = OneCore(job) if options.compare else None
+    _time_one_core(one_core, quiet=options.quiet)
+    history = _fit(job)
     if not history.interrupted:
-        _measure(one_core, settings)
+        _time_one_core(one_core, quiet=options.quiet)
     last = history.epochs[-1] if history.epochs else None
     score = last.validation if last is not None and last.complete else None
-    return Outcome(
+    return RunSummary(
         job=job,
         history=history,
         score=score or job.trainer.evaluate(job.data.test),
@@ -49,20 +41,34 @@ def run(settings: Settings) -> Outcome:
     )
 
 
-def _measure(one_core: OneCore | None, settings: Settings) -> None:
+def _fit(job: Job) -> History:
+    """Train, unless the resumed run is complete."""
+    options = job.settings.options
+    if options.resume is not None and job.trainer.unfinished is None:
+        return history_of_run(options.resume)
+    return job.trainer.fit(
+        job.data.train,
+        options.epochs,
+        validate=job.data.test,
+        progress=False if options.quiet else None,
+        save_to=options.save_to,
+        save_every=job.settings.interval,
+    )
+
+
+def _time_one_core(one_core: OneCore | None, *, quiet: bool) -> None:
     if one_core is None:
         return
-    if not settings.quiet:
-        say("timing plain PyTorch on one core …", error=True)
-    one_core.measure()
+    if not quiet:
+        print_line("timing plain PyTorch on one core …", error=True)
+    one_core.time()
 
 
-def write(outcome: Outcome) -> Iterator[str]:
-    """Writes the files that were asked for, and says so."""
-    settings = outcome.job.settings
-    if settings.json is not None:
-        settings.json.write_text(as_json(outcome.as_dict()) + "\n", encoding="utf-8")
-        yield f"wrote {settings.json}"
-    if settings.save is not None:
-        torch.save(outcome.job.trainer.model().state_dict(), settings.save)
-        yield f"wrote {settings.save}"
+def write_results(summary: RunSummary) -> Iterator[str]:
+    """Write the files that were asked for; yields the lines that report them."""
+    options = summary.job.settings.options
+    if options.json is not None:
+        yield from write_json(summary.as_dict(), options.json)
+    if options.save is not None:
+        torch.save(summary.job.trainer.model().state_dict(), options.save)
+        yield f"wrote {options.save}"

@@ -1,4 +1,4 @@
-"""What a training run came to, in words, as a table and as JSON."""
+"""The summary of a training run: in words, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ import freewheel
 from freewheel._cores import cores
 from freewheel.cli._job import Job
 from freewheel.cli._one_core import OneCore
-from freewheel.cli._output import plural, say, show, table
+from freewheel.cli._output import new_table, plural, print_line, print_table
 from freewheel.cli._plan import locks
+from freewheel.cli._traits import credit_of
 from freewheel.trainer import Epoch, History, Score
 
 MOST_ROWS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """A run that is over, perhaps before its time."""
+class RunSummary:
+    """A run that has ended, or was interrupted."""
 
     job: Job
     history: History
@@ -33,42 +34,42 @@ class Outcome:
 
     @property
     def rates(self) -> list[float]:
-        """Images per second of each whole epoch."""
+        """Samples per second of each complete epoch."""
         return [epoch.images_per_second for epoch in self.history.epochs if epoch.complete]
 
     @property
     def images_per_second(self) -> float | None:
-        """The median over the whole epochs, where there are any."""
+        """The median over the complete epochs, if there are any."""
         return median(self.rates) if self.rates else None
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast as plain PyTorch on one core, the scoring included on both sides."""
+        """Speed relative to plain PyTorch on one core; both include the evaluation."""
         if self.one_core is None or self.images_per_second is None:
             return None
         return self.images_per_second / self.one_core.images_per_second
 
-    def show_epochs(self) -> None:
-        """The table by epoch; where there are many, some of them."""
+    def print_epochs(self) -> None:
+        """Print a table with a row for each epoch, or for some of many."""
         numbers = ("epoch", "loss", "test loss", "test accuracy", f"{self.job.data.things}/s")
-        shown = table(*numbers, "busy", "staleness", right=numbers)
+        table = new_table(*numbers, "busy", "staleness", right=numbers)
         epochs = self.history.epochs
         rows = pick(len(epochs), MOST_ROWS)
         rates = dict(enumerate(self.rates))
         for row in rows:
-            shown.add_row(*_cells(epochs[row], rates.get(row)))
-        show(shown)
+            table.add_row(*_epoch_cells(epochs[row], rates.get(row)))
+        print_table(table)
         if len(rows) < len(epochs):
-            say(f"{len(rows)} of {len(epochs)} epochs; --json FILE writes all\n")
+            print_line(f"{len(rows)} of {len(epochs)} epochs; --json FILE writes all\n")
         if epochs and epochs[-1].layers:
-            say(f"staleness by layer in the last epoch: {_by_layer(epochs[-1])}\n")
+            print_line(f"staleness by layer in the last epoch: {_layer_staleness(epochs[-1])}\n")
 
     def lines(self) -> Iterator[str]:
         """The closing lines."""
         done = sum(epoch.complete for epoch in self.history.epochs)
         after = f"after {plural(done, 'epoch')}"
         if self.history.interrupted:
-            after += f" of {self.job.settings.epochs}, interrupted at batch {self.history.batches}"
+            after += f" of {self.job.settings.options.epochs}, interrupted at batch {self.history.batches}"
         accuracy = math.nan if self.score.metric is None else self.score.metric
         things = self.job.data.things
         yield f"test accuracy {accuracy:.2%} (loss {self.score.loss:.4f}, {self.score.samples:,} {things}) {after}"
@@ -76,27 +77,17 @@ class Outcome:
             return
         speed = f"{self.images_per_second:,.0f} {things}/s"
         if self.one_core is not None and self.speedup is not None:
-            plain = f"{self.one_core.images_per_second:,.0f}"
+            baseline = f"{self.one_core.images_per_second:,.0f}"
             what = "backpropagation in plain PyTorch" if self.job.settings.forward else "plain PyTorch"
-            speed += f": {self.speedup:.2f} times {what} on one core ({plain} {things}/s)"
+            speed += f": {self.speedup:.2f} times {what} on one core ({baseline} {things}/s)"
         yield speed
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, as plain data."""
-        job, plan = self.job, self.job.trainer.plan
-        pipeline = job.settings.pipeline
+        job, options = self.job, self.job.settings.options
         return {
-            "arguments": asdict(job.settings),
-            "method": {
-                "name": job.trainer.method.name,
-                "credit": pipeline.credit.name,
-                "with_options": repr(job.trainer.method),
-                "delays": None if plan is None else plan.delays,
-                "order": None if plan is None else pipeline.order,
-                "weights": "current" if plan is None else pipeline.weights,
-                "corrections": [repr(correction) for correction in pipeline.corrections],
-                "locks": None if plan is None else locks(plan),
-            },
+            "arguments": asdict(options),
+            "method": self._method(),
             "data": {
                 "name": job.data.name,
                 "train": len(job.data.train.images),
@@ -104,10 +95,10 @@ class Outcome:
                 "classes": job.data.classes,
                 "shape": job.data.in_shape,
             },
-            "model": {"name": job.settings.model_name, "parameters": job.parameters},
+            "model": {"name": options.model, "parameters": job.parameters},
             "pretrained": None if job.pretrained is None else asdict(job.pretrained),
             "transfer": None if job.transfer is None else asdict(job.transfer),
-            "optimizer": {"name": job.settings.optimizer_name, **job.settings.optimizer_settings()},
+            "optimizer": {"name": options.optimizer, **job.settings.optimizer_settings()},
             "runtime": job.trainer.config.runtime,
             "stages": len(job.stages),
             "replicas": job.trainer.config.replicas,
@@ -116,13 +107,7 @@ class Outcome:
             "history": self.history.as_dict(),
             "score": asdict(self.score),
             "images_per_second": self.images_per_second,
-            "one_core": None
-            if self.one_core is None
-            else {
-                "images_per_second": self.one_core.images_per_second,
-                "epoch_seconds": self.one_core.epoch_seconds,
-                "batches_timed": len(self.one_core.training),
-            },
+            "one_core": None if self.one_core is None else self.one_core.as_dict(),
             "speedup": self.speedup,
             "cores": cores(),
             "versions": {
@@ -132,9 +117,22 @@ class Outcome:
             },
         }
 
+    def _method(self) -> dict[str, Any]:
+        trainer, plan, pipeline = self.job.trainer, self.job.trainer.plan, self.job.settings.pipeline
+        return {
+            "name": trainer.method.name,
+            "credit": credit_of(pipeline),
+            "with_options": repr(trainer.method),
+            "delays": None if plan is None else plan.delays,
+            "order": None if plan is None else pipeline.order,
+            "weights": "current" if plan is None else pipeline.weights,
+            "corrections": [repr(correction) for correction in pipeline.corrections],
+            "locks": None if plan is None else locks(plan),
+        }
+
 
 def pick(count: int, most: int) -> list[int]:
-    """Up to `most` of the numbers below `count`, evenly spread, the first and the last among them.
+    """Up to `most` of the numbers below `count`, evenly spread, including the first and the last.
 
     Example:
         >>> pick(3, 12), pick(100, 5)
@@ -145,11 +143,11 @@ def pick(count: int, most: int) -> list[int]:
     return [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
-def _by_layer(epoch: Epoch) -> str:
+def _layer_staleness(epoch: Epoch) -> str:
     return ", ".join(f"{name} {layer.staleness:.2f}" for name, layer in epoch.layers.items())
 
 
-def _cells(epoch: Epoch, rate: float | None) -> list[str]:
+def _epoch_cells(epoch: Epoch, rate: float | None) -> list[str]:
     score = epoch.validation
     return [
         f"{epoch.epoch + 1}" if epoch.complete else f"part of {epoch.epoch + 1}",

@@ -1,0 +1,161 @@
+"""The options of `freewheel train`, each declared once: name, type, default, panel, metavar and help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from freewheel.cli._transfer import DEFAULTS
+
+OPTIONS = Group("Options", sort_key=0)  # of the commands that have few
+DATA = Group("Data", sort_key=1)
+NETWORK = Group("Network and stages", sort_key=2)
+RUN = Group("Method and runtime", sort_key=3)
+STEP = Group("Optimizer", sort_key=4)
+TRANSFER = Group("Transfer, for forward gradients", sort_key=5)
+CHECKPOINTS = Group("Config and checkpoints", sort_key=6)
+OUT = Group("Output", sort_key=7)
+
+
+def declare(panel: Group, metavar: str, text: str, *short: str, **more: Any) -> Parameter:
+    """An option with its help panel, its metavar (empty for a flag), its help and its short names."""
+    return Parameter(group=panel, metavar=metavar or None, help=text, alias=short, **more)
+
+
+@Parameter(name="*")  # the fields are options of the command itself
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """What can be typed after `freewheel train`, or written to the file of `--config`."""
+
+    data: Annotated[
+        str, declare(DATA, "NAME", "digits, digits-rows, mnist, fashion-mnist, cifar10, text, imdb or synthetic.")
+    ] = "digits"
+    data_root: Annotated[Path | None, declare(DATA, "DIR", "Folder with the files; digits needs none.")] = None
+    limit: Annotated[int | None, declare(DATA, "N", "Train on the first N samples only.")] = None
+    test_limit: Annotated[int | None, declare(DATA, "N", "Test on the first N test samples only.")] = None
+    augment: Annotated[bool | None, declare(DATA, "", "Random crops and flips; default: only for cifar10.")] = None
+    steps: Annotated[
+        int | None, declare(DATA, "N", "Sequence length; default: 64 characters for text, 200 words for imdb.")
+    ] = None
+    words: Annotated[int | None, declare(DATA, "N", "Vocabulary size of imdb; default: 20,000.")] = None
+    batch_size: Annotated[int | None, declare(DATA, "N", "Samples in a batch; default: 64, or 75 for imdb.")] = None
+
+    model: Annotated[
+        str | None, declare(NETWORK, "NAME", "Such as resnet-20; default: one that suits data and method.")
+    ] = None
+    resize: Annotated[
+        int | None, declare(NETWORK, "N", "Enlarge images to NxN first, for networks made for large ones.")
+    ] = None
+    hidden: Annotated[
+        int | None, declare(NETWORK, "N", "Width of rnn, gru and lstm; default: 32, or 256 for imdb.")
+    ] = None
+    pretrained: Annotated[Path | None, declare(NETWORK, "FILE", "Start from the weights in this state_dict.")] = None
+    stages: Annotated[
+        int | None,
+        declare(NETWORK, "K", "Number of stages; default: one per core, 2 to 4, or one per torchrun process.", "-k"),
+    ] = None
+    split: Annotated[
+        str | None,
+        declare(NETWORK, "BY", "Balance stages by measured time, forward (for forward gradients) or parameters."),
+    ] = None
+    at: Annotated[tuple[str, ...], declare(NETWORK, "LAYER", "Start a stage at this layer; repeatable.")] = ()
+    balance: Annotated[
+        tuple[int, ...],
+        declare(NETWORK, "N...", "Layers in each stage, such as 9 8, instead of balancing.", consume_multiple=True),
+    ] = ()
+
+    method: Annotated[str, declare(RUN, "NAME", "One of `freewheel methods`.")] = "pipedream"
+    option: Annotated[tuple[str, ...], declare(RUN, "NAME=VALUE", "An option of the method; repeatable.", "-o")] = ()
+    runtime: Annotated[
+        str | None,
+        declare(
+            RUN,
+            "NAME",
+            "threads, processes, torchrun (if started by it) or simulate. All give the same weights, except for "
+            "methods that race.",
+        ),
+    ] = None
+    replicas: Annotated[
+        int, declare(RUN, "R", "Copies of the pipeline that learn together, each from its shard of every batch.")
+    ] = 1
+    threads: Annotated[
+        int | None, declare(RUN, "N", "Intra-op threads per stage; default: the cores divided by the stages.")
+    ] = None
+    slack: Annotated[int, declare(RUN, "N", "Extra length of the queues; never changes the result.")] = 0
+    device: Annotated[
+        str, declare(RUN, "NAME", "cpu, cuda, or several that the stages take in turn: cuda:0,cuda:1.")
+    ] = "cpu"
+    slow: Annotated[
+        tuple[str, ...],
+        declare(RUN, "STAGE:P:FACTOR", "Slow a stage down with probability P; repeatable; never changes the result."),
+    ] = ()
+
+    epochs: Annotated[int, declare(STEP, "N", "Passes over the training data.")] = 10
+    optimizer: Annotated[
+        str | None, declare(STEP, "NAME", "sgd, adam or adamw; default: sgd, or adam for forward gradients and imdb.")
+    ] = None
+    lr: Annotated[
+        float | None,
+        declare(STEP, "X", "Step size; default: 0.05 for sgd, 0.001 otherwise (forward gradients: 0.0001 and 0.003)."),
+    ] = None
+    momentum: Annotated[float | None, declare(STEP, "X", "Momentum of sgd; default: 0.9.")] = None
+    weight_decay: Annotated[
+        float | None, declare(STEP, "X", "Default: 0.0005 for sgd, 0.01 for adamw, 0 for adam.")
+    ] = None
+    schedule: Annotated[str, declare(STEP, "NAME", "Step size schedule, cosine or constant.")] = "cosine"
+    clip: Annotated[float | None, declare(STEP, "X", "Largest norm of a stage's gradient.")] = None
+    bf16: Annotated[bool, declare(STEP, "", "Run forwards in bfloat16.")] = False
+    seed: Annotated[int, declare(STEP, "N", "Seed of the weights and of the order of samples.")] = 0
+
+    transfer: Annotated[
+        bool, declare(TRANSFER, "", "Train the classifier first, then gradually a few layers with it.")
+    ] = False
+    transfer_layers: Annotated[
+        tuple[str, ...],
+        declare(TRANSFER, "PATTERN", f"Parameters of those layers; repeatable; default: '{DEFAULTS['layers']}'."),
+    ] = ()
+    transfer_warmup: Annotated[
+        int | None, declare(TRANSFER, "N", f"Epochs of the classifier alone; default: {DEFAULTS['warmup']}.")
+    ] = None
+    transfer_ramp: Annotated[
+        int | None, declare(TRANSFER, "N", f"Epochs in which the layers' scale grows; default: {DEFAULTS['ramp']}.")
+    ] = None
+    transfer_peak: Annotated[
+        float | None, declare(TRANSFER, "X", f"Their scale from then on; default: {DEFAULTS['peak']}.")
+    ] = None
+
+    config: Annotated[
+        Path | None, declare(CHECKPOINTS, "FILE", "Read options from this TOML file; typed ones override it.")
+    ] = None
+    write_config: Annotated[
+        Path | None,
+        declare(CHECKPOINTS, "FILE", "Write a config that repeats the run here, instead of beside its other files."),
+    ] = None
+    save_to: Annotated[Path | None, declare(CHECKPOINTS, "DIR", "Save checkpoints of the running pipeline here.")] = (
+        None
+    )
+    save_every: Annotated[
+        int | str | None, declare(CHECKPOINTS, "N", "Batches between checkpoints; default: epoch.")
+    ] = None
+    resume: Annotated[
+        Path | None,
+        declare(CHECKPOINTS, "DIR", "Continue from the last checkpoint there, bit for bit, with its own options."),
+    ] = None
+
+    compare: Annotated[bool, declare(OUT, "", "Time plain PyTorch on one core before and after.")] = True
+    json: Annotated[Path | None, declare(OUT, "FILE", "Write all measurements to this file.")] = None
+    save: Annotated[Path | None, declare(OUT, "FILE", "Write the trained weights to this file (a state_dict).")] = None
+    quiet: Annotated[bool, declare(OUT, "", "Print the closing lines only.", "-q", negative=())] = False
+
+
+def flag(name: str) -> str:
+    """An option as it is typed.
+
+    Example:
+        >>> flag("batch_size")
+        '--batch-size'
+    """
+    return f"--{name.replace('_', '-')}"
