@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from freewheel.bench import _contenders as contenders
-from freewheel.bench import _speed
+from freewheel.bench import _contenders as contenders, _speed
 from freewheel.bench._network import network, stages_of
 from freewheel.bench._team import Team, make_batches
 

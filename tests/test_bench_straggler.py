@@ -11,8 +11,7 @@ import torch
 
 import freewheel as fw
 from command_line import freewheel
-from freewheel.bench import _straggler
-from freewheel.bench import _straggler_stages as made
+from freewheel.bench import _straggler, _straggler_stages as made
 from freewheel.bench._straggler import CONTENDERS, StragglerContender
 from freewheel.runtime import is_slow
 from freewheel.trainer import Epoch

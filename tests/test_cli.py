@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 import freewheel as fw
-from command_line import freewheel as run
-from command_line import good
+from command_line import freewheel as run, good
 from freewheel.cli import main
 from freewheel.cli._method_options import complete_options, find_method, read_options
 

@@ -10,8 +10,7 @@ from itertools import combinations, pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
 import freewheel as fw

@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import combinations_with_replacement
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import freewheel as fw
 from freewheel.plan import Action, Op, Plan, PlanError, Schedule, parse, save_picture

@@ -14,8 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 import freewheel as fw
 import races
-from rows import batches, same_bits, tensors, trainer
-from rows import network as with_dropout
+from rows import batches, network as with_dropout, same_bits, tensors, trainer
 
 SGD = partial(torch.optim.SGD, lr=0.05)
 OPTIMIZERS = {

@@ -4,32 +4,24 @@ A `CheckpointWriter` writes them: each stage its `StageSnapshot`, the caller the
 found and verified, to be loaded into stages.
 """
 
-from freewheel.checkpoint._checkpoint import Checkpoint, find, find_latest, finished
-from freewheel.checkpoint._files import DamagedError, File, write_text
-from freewheel.checkpoint._manifest import FitPosition, Manifest, seal, unseal
-from freewheel.checkpoint._settings import difference, settings_of
-from freewheel.checkpoint._snapshot import Counts, StageSnapshot, full_names
-from freewheel.checkpoint._writer import CheckpointWriter, Every, check_folder, check_saving
-
-__all__ = [
-    "Checkpoint",
-    "CheckpointWriter",
-    "Counts",
-    "DamagedError",
-    "Every",
-    "File",
-    "FitPosition",
-    "Manifest",
-    "StageSnapshot",
-    "check_folder",
-    "check_saving",
-    "difference",
-    "find",
-    "find_latest",
-    "finished",
-    "full_names",
-    "seal",
-    "settings_of",
-    "unseal",
-    "write_text",
-]
+from freewheel.checkpoint._checkpoint import (
+    Checkpoint as Checkpoint,
+    find as find,
+    find_latest as find_latest,
+    finished as finished,
+)
+from freewheel.checkpoint._files import DamagedError as DamagedError, File as File, write_text as write_text
+from freewheel.checkpoint._manifest import (
+    FitPosition as FitPosition,
+    Manifest as Manifest,
+    seal as seal,
+    unseal as unseal,
+)
+from freewheel.checkpoint._settings import difference as difference, settings_of as settings_of
+from freewheel.checkpoint._snapshot import Counts as Counts, StageSnapshot as StageSnapshot, full_names as full_names
+from freewheel.checkpoint._writer import (
+    CheckpointWriter as CheckpointWriter,
+    Every as Every,
+    check_folder as check_folder,
+    check_saving as check_saving,
+)

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from freewheel.data._files import read_cifar10, read_idx, read_mnist
-from freewheel.data._load import Data, load, names
-from freewheel.data._loader import TensorLoader
-from freewheel.data._reviews import read_reviews, words_of
-from freewheel.data._text import read_text
-from freewheel.data._transform import Compose, Normalize, RandomCrop, RandomFlip, Transform
-
-__all__ = [
-    "Compose",
-    "Data",
-    "Normalize",
-    "RandomCrop",
-    "RandomFlip",
-    "TensorLoader",
-    "Transform",
-    "load",
-    "names",
-    "read_cifar10",
-    "read_idx",
-    "read_mnist",
-    "read_reviews",
-    "read_text",
-    "words_of",
-]
+from freewheel.data._files import read_cifar10 as read_cifar10, read_idx as read_idx, read_mnist as read_mnist
+from freewheel.data._load import Data as Data, load as load, names as names
+from freewheel.data._loader import TensorLoader as TensorLoader
+from freewheel.data._reviews import read_reviews as read_reviews, words_of as words_of
+from freewheel.data._text import read_text as read_text
+from freewheel.data._transform import (
+    Compose as Compose,
+    Normalize as Normalize,
+    RandomCrop as RandomCrop,
+    RandomFlip as RandomFlip,
+    Transform as Transform,
+)

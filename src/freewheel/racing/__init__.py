@@ -10,8 +10,6 @@ These methods have no schedule, hence no plan and no part in the interpreter: th
     _memory               shared weights, optimizer steps on them, averages
 """
 
-from freewheel.racing._method import Racing
-from freewheel.racing.hogwild import LAPSGD, LPPSGD, Hogwild
-from freewheel.racing.layerwise import AsyncBU, AsyncLU
-
-__all__ = ["LAPSGD", "LPPSGD", "AsyncBU", "AsyncLU", "Hogwild", "Racing"]
+from freewheel.racing._method import Racing as Racing
+from freewheel.racing.hogwild import LAPSGD as LAPSGD, LPPSGD as LPPSGD, Hogwild as Hogwild
+from freewheel.racing.layerwise import AsyncBU as AsyncBU, AsyncLU as AsyncLU

@@ -2,7 +2,5 @@
 
 from __future__ import annotations
 
-from freewheel.split._report import SplitReport, Stages
-from freewheel.split._split import split
-
-__all__ = ["SplitReport", "Stages", "split"]
+from freewheel.split._report import SplitReport as SplitReport, Stages as Stages
+from freewheel.split._split import split as split

@@ -1,18 +1,6 @@
 """The trainer: fit, evaluate, callbacks and history."""
 
-from freewheel.trainer._alignment import alignment
-from freewheel.trainer._callbacks import Callback, EpochEnd, StageSequence
-from freewheel.trainer._history import Epoch, History, LayerUpdates, Score
-from freewheel.trainer._trainer import Trainer
-
-__all__ = [
-    "Callback",
-    "Epoch",
-    "EpochEnd",
-    "History",
-    "LayerUpdates",
-    "Score",
-    "StageSequence",
-    "Trainer",
-    "alignment",
-]
+from freewheel.trainer._alignment import alignment as alignment
+from freewheel.trainer._callbacks import Callback as Callback, EpochEnd as EpochEnd, StageSequence as StageSequence
+from freewheel.trainer._history import Epoch as Epoch, History as History, LayerUpdates as LayerUpdates, Score as Score
+from freewheel.trainer._trainer import Trainer as Trainer

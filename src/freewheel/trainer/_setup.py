@@ -14,8 +14,7 @@ from freewheel._config import RunConfig, check_stragglers
 from freewheel._cores import share
 from freewheel._errors import of_type, one_of
 from freewheel.corrections import Correction
-from freewheel.methods import Method
-from freewheel.methods import method as find_method
+from freewheel.methods import Method, method as find_method
 from freewheel.plan import Plan, Schedule
 from freewheel.runtime import RUNTIMES
 from freewheel.stage import Blueprint, StageOptions, blueprints
