@@ -32,7 +32,7 @@ SCRIPT = """
 import os, time
 from pathlib import Path
 import freewheel as fw
-from freewheel.checkpoint import _folder
+from freewheel.checkpoint import _writer
 from freewheel.cli._app import command_line
 from freewheel.runtime import of_rank_0
 from test_cli_resume import cut_off
