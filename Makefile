@@ -1,9 +1,10 @@
-# `make demo` trains on digits; `make test` runs the tests; `make check` adds format, lint and types.
+# `make demo` trains on digits; `make test` runs the tests that show everything once, `make test-all` every combination;
+# `make check` is `make test` with format, lint and types; `make mutations` breaks the code to see that `make test` notices.
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := src tests examples
 
-.PHONY: demo test check format lint types same soak bench clean
+.PHONY: demo test test-all check format lint types same mutations soak bench clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -14,7 +15,10 @@ demo: .venv/ready
 	$(BIN)/freewheel train
 
 test: .venv/ready
-	$(BIN)/pytest --numprocesses=2
+	$(BIN)/pytest --numprocesses=2 -m 'not exhaustive'
+
+test-all: .venv/ready
+	$(BIN)/pytest --numprocesses=2 --hypothesis-profile=exhaustive
 
 check: lint types test
 
@@ -31,6 +35,9 @@ types: .venv/ready
 
 same: .venv/ready
 	$(BIN)/python tests/same.py $(BASE)
+
+mutations: .venv/ready
+	$(BIN)/python tests/mutations.py
 
 soak: .venv/ready
 	PYTHONPATH=tests $(BIN)/python tests/soak.py 50

@@ -2,8 +2,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from freewheel._bfloat16 import UNSUPPORTED, cpu_bfloat16_works
+
+# A loaded machine is slow, which is no fault of a test. `make test` tries the same examples every time.
+slow_is_fine = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("quick", max_examples=100, derandomize=True, database=None, **slow_is_fine)
+settings.register_profile("exhaustive", max_examples=2000, **slow_is_fine)
+settings.load_profile("quick")
 
 
 @pytest.fixture(autouse=True)

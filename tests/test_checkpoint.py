@@ -22,6 +22,7 @@ import freewheel as fw
 from checkpoints import EPOCHS, everything, goes_on, loader, numbers, resume, rewrite, run_saved, same, saved_at
 from freewheel.checkpoint import _writer
 from rows import LOCAL, OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
+from spread import rarely, spread
 
 CROSSED = [("simulate", "threads"), ("threads", "simulate")]
 ROW = {row.name: row for row in ROWS}
@@ -35,8 +36,7 @@ def retain_all(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- every method ----
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@spread(row=ROWS, k=[2, 3, 4, rarely(1)])
 def test_every_method_resumes_bit_for_bit(row, k, tmp_path):
     """An epoch ends, or the data end, while batches are in flight; adjacent K swap the two cases."""
     odd = (k + ROWS.index(row)) % 2

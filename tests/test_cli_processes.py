@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from freewheel.checkpoint import _writer
+from spread import exhaustive
 from test_cli_resume import cut_off, same_files
 from test_cli_train import good, run
 from test_torchrun import torchrun
@@ -76,6 +77,7 @@ def under_torchrun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list
     return folder, done.stdout.splitlines()
 
 
+@exhaustive
 def test_torchrun_gives_the_weights_of_simulate(under_torchrun, tmp_path):
     folder, _ = under_torchrun
     found = json.loads((folder / "whole.json").read_text())
@@ -88,6 +90,7 @@ def test_torchrun_gives_the_weights_of_simulate(under_torchrun, tmp_path):
     assert same_files(whole, folder / "resumed.pt")
 
 
+@exhaustive
 def test_only_rank_0_speaks(under_torchrun):
     _, lines = under_torchrun
     assert [line for line in lines if line.startswith("runtime")] == ["runtime  torchrun: 2 stages, 1 thread each"]
@@ -99,6 +102,7 @@ def test_only_rank_0_speaks(under_torchrun):
     ]
 
 
+@exhaustive
 def test_an_error_is_said_once_by_rank_0_or_by_the_only_one_to_meet_it(under_torchrun):
     _, lines = under_torchrun
     errors = [line for line in lines if "error" in line]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from command_line import freewheel as run
+from spread import rarely
 
 SMALL = ("--epochs", "1", "--limit", "200", "--no-compare")
 
@@ -74,10 +75,10 @@ def test_what_does_not_fit_is_one_line(arguments: tuple[str, ...], line: str):
     ("method", "least"),
     [
         (("async-lu", "--epochs", "8"), 96),
-        (("async-bu", "--epochs", "8"), 96),
+        rarely(("async-bu", "--epochs", "8"), 96),
         (("hogwild", "--epochs", "8"), 95),
-        (("lap-sgd", "--epochs", "8"), 95),
-        (("lpp-sgd", "--lr", "0.2"), 95),
+        rarely(("lap-sgd", "--epochs", "8"), 95),
+        rarely(("lpp-sgd", "--lr", "0.2"), 95),
     ],
 )
 def test_digits_are_learned(method: tuple[str, ...], least: float):

@@ -15,6 +15,7 @@ import freewheel as fw
 from command_line import Result, freewheel
 from freewheel.cli import _one_core
 from freewheel.trainer import EpochEnd
+from spread import rarely
 
 SMALL = ("--epochs", "1", "--limit", "200", "--at", "pool", "--threads", "1")
 BRIEF = (*SMALL, "--no-compare")
@@ -197,7 +198,7 @@ def test_everything_else_does(change: tuple[str, ...], tmp_path: Path, request: 
         (("--stages", "3", "--split", "parameters", "--method", "fdg"), [4, 2, 0]),
         (("--stages", "1"), [0]),
         (("--stages", "2", "--data", "synthetic", "--model", "convs-relu", "--batch-size", "10"), [1, 0]),
-        (("--stages", "2", "--data", "synthetic", "--split", "parameters"), [1, 0]),
+        rarely(("--stages", "2", "--data", "synthetic", "--split", "parameters"), [1, 0]),
     ],
     ids=str,
 )

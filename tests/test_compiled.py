@@ -9,6 +9,7 @@ from torch import nn
 import freewheel as fw
 from checkpoints import goes_on
 from rows import batches, same_bits, tensors, trainer
+from spread import exhaustive, rarely
 
 
 def stages() -> list[nn.Module]:
@@ -26,7 +27,7 @@ def trained(compiled: bool, runtime: str = "simulate", fits: int = 1, **options)
     return tensors(*modules)
 
 
-@pytest.mark.parametrize("options", [{}, {"tangents": 3}, {"scale": {"*.bias": 0.0}}], ids=str)
+@pytest.mark.parametrize("options", [{"tangents": 3}, rarely({}), rarely({"scale": {"*.bias": 0.0}})], ids=str)
 def test_compiled_steps_are_the_same_steps(options: dict) -> None:
     eager, compiled = trained(False, **options), trained(True, **options)
     for a, b in zip(eager, compiled):
@@ -58,6 +59,7 @@ def test_activations_cannot_be_compiled() -> None:
         fw.AsyncFGD(compile=True, perturb="activations")
 
 
+@exhaustive
 def test_a_resumed_run_compiles_for_the_form_that_it_was_compiled_for(tmp_path) -> None:
     """The batches that come first after the checkpoint are smaller; they run as they are."""
 

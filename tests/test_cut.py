@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import freewheel as fw
 from freewheel.plan import ACTIVATION, GRADIENT, Action, Op, Schedule, in_flight, rest, stream
 from freewheel.plan._clock import march
 from rows import ROWS
+from spread import rarely, spread
 
 BATCHES = 16
 ALSO = {
@@ -54,16 +54,14 @@ def check(schedule: Schedule, batches: int) -> None:
     assert sum(1 for _ in march(schedule, streams)) == sum(map(len, streams))
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_every_method_is_cut_where_it_says(method, k):
-    pipeline = method(k).pipeline(k)
+@spread(name=METHODS, k=[2, 3, 4, rarely(1)])
+def test_every_method_is_cut_where_it_says(name, k):
+    pipeline = METHODS[name](k).pipeline(k)
     for norms in (False, True) if not pipeline.schedule().asynchronous else (False,):
         for batches in (1, 2, 5, 8, 13, 15, 16):
             check(pipeline.schedule(norms=norms), batches)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     delays=st.lists(st.integers(0, 5), min_size=1, max_size=4).map(lambda d: tuple(sorted(d, reverse=True))),
     order=st.sampled_from(["forward", "backward"]),
@@ -84,7 +82,6 @@ def test_random_plans_are_cut_where_they_say(delays, order, weights, turns, slac
     check(schedule, batches)
 
 
-@settings(max_examples=40, deadline=None)
 @given(lag=st.integers(0, 5), k=st.integers(1, 4), slack=st.integers(0, 2), batches=st.integers(1, BATCHES))
 def test_gradients_that_predictors_wait_for_are_in_flight(lag, k, slack, batches):
     schedule = fw.DNI(lag=lag).pipeline(k).schedule(slack=slack)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from freewheel import data
 
@@ -160,7 +160,6 @@ def order(batches) -> list[int]:
     seed=st.integers(0, 2**70),
     epoch=st.integers(0, 10**6),
 )
-@settings(max_examples=60, deadline=None)
 def test_an_epoch_holds_each_image_once_and_repeats(count, batch_size, shuffle, drop_last, seed, epoch):
     drop_last = drop_last and batch_size <= count
     it = loader(count, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, seed=seed)
@@ -283,7 +282,6 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 @given(shape=shapes, padding=st.integers(0, 4), seed=seeds)
-@settings(max_examples=50, deadline=None)
 def test_each_crop_is_one_of_the_windows(shape, padding, seed):
     images = pixels(*shape, seed=seed)
     cropped = data.RandomCrop(padding=padding)(images, torch.Generator().manual_seed(seed))
@@ -296,7 +294,6 @@ def test_each_crop_is_one_of_the_windows(shape, padding, seed):
 
 
 @given(shape=shapes, seed=seeds)
-@settings(max_examples=30, deadline=None)
 def test_each_flip_is_the_image_or_its_mirror(shape, seed):
     images = pixels(*shape, seed=seed)
     flipped = data.RandomFlip()(images, torch.Generator().manual_seed(seed))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import freewheel as fw
 from checkpoints import everything, resume, same
 from rows import LOCAL, batches, network, same_bits, tensors, trainer
+from spread import spread
 
 LR, MOMENTUM = 0.1, 0.9
 SGD = partial(torch.optim.SGD, lr=LR, momentum=MOMENTUM)
@@ -130,10 +131,9 @@ def forecast(weights: list[Tensor], h: Tensor, y: Tensor | None) -> Tensor:
     return h
 
 
-@pytest.mark.parametrize(("lag", "layers"), [(0, 1), (1, 0), (1, 1), (3, 0)])
-@pytest.mark.parametrize("labels", [False, True])
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_dni_is_what_it_says(k: int, labels: bool, lag: int, layers: int) -> None:
+@spread(least=8, k=[1, 2, 3], labels=[False, True], form=[(0, 1), (1, 0), (1, 1), (3, 0)])
+def test_dni_is_what_it_says(k: int, labels: bool, form: tuple[int, int]) -> None:
+    lag, layers = form
     method = fw.DNI(labels=labels, lag=lag, layers=layers)
     stages = image_stages(k)
     predictors = [Descent(weights) for weights in first_weights(stages, method)]

@@ -10,7 +10,7 @@ from itertools import combinations, pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
 import freewheel as fw
@@ -19,6 +19,7 @@ from freewheel.credit.feedback import ERROR
 from freewheel.feedback import FeedbackWeights
 from freewheel.plan import GRADIENT, Plan, Schedule
 from rows import batches, same_bits, tensors, trainer
+from spread import spread
 
 METHODS = {"fa": fw.FA, "dfa": fw.DFA, "sdfa": fw.SDFA, "drtp": fw.DRTP}
 LR, MOMENTUM = 0.3, 0.5
@@ -87,10 +88,9 @@ CUTS = {"mlp": [(), (2,), (3,), (2, 4), (1, 6), (3, 4)], "conv": [(), (3,), (2,)
 CASES = [(net, cuts) for net in NETS for cuts in CUTS[net]]
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["in turn", "late"])
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize(("kind", "cuts"), CASES, ids=str)
-def test_by_hand(kind, cuts, name, late):
+@spread(least=22, case=CASES, name=METHODS, late=[False, True])
+def test_by_hand(case, name, late):
+    kind, cuts = case
     make, shape = NETS[kind]
     net = make()
     stages, own = stages_of(net, cuts), drawn(net, name, shape)
@@ -221,7 +221,6 @@ def test_an_error_is_passed_on_before_it_is_used():
         Plan.parse(plan.replace(">a0 F0@0 e0>", ">a0 e0> F0@0"))
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     delays=st.lists(st.integers(0, 4), min_size=1, max_size=4).map(lambda d: tuple(sorted(d, reverse=True))),
     order=st.sampled_from(["forward", "backward"]),

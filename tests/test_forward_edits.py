@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import freewheel as fw
 from rows import LOCAL, same_bits, tensors
+from spread import rarely, spread
 
 Stages = list[nn.Module]
 OPTIONS = {"plain": {}, "several": {"tangents": 3}, "kept": {"checkpoint": False}, "moved": {"perturb": "activations"}}
@@ -97,9 +98,7 @@ def made(count: int = 5) -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(4, 6, generator=g), torch.randint(3, (4,), generator=g)) for _ in range(count)]
 
 
-@pytest.mark.parametrize("runtime", LOCAL)
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("net", NETS)
+@spread(least=18, net=NETS, options=OPTIONS, runtime=LOCAL)
 def test_editing_in_place_changes_nothing_else(net: str, options: str, runtime: str) -> None:
     given, batches = OPTIONS[options], made()
     wanted = train(net, False, batches, **given)
@@ -107,7 +106,7 @@ def test_editing_in_place_changes_nothing_else(net: str, options: str, runtime: 
     assert same_bits([x for x, _ in batches], [x for x, _ in made()])
 
 
-@pytest.mark.parametrize("net", ["first", "second", "view of the input"])
+@pytest.mark.parametrize("net", ["first", rarely("second"), rarely("view of the input")])
 def test_nor_in_a_compiled_pass(net: str) -> None:
     batches = made()
     wanted = train(net, False, batches)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import freewheel as fw
+from spread import spread
 
 SIZE = 5  # samples a batch
 RUNTIMES = ("simulate", "threads")
@@ -330,9 +331,7 @@ def build(case: Case, where: str, dtype: torch.dtype) -> tuple[list[nn.Module], 
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")  # torch says so of its own single-precision kernel
-@pytest.mark.parametrize("where", ["first", "second"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
-@pytest.mark.parametrize("name", CASES)
+@spread(name=CASES, dtype=[torch.float64, torch.float32], where=["first", "second"])
 def test_one_step_is_the_derivative_of_reverse_mode(name: str, dtype: torch.dtype, where: str) -> None:
     check(*build(CASES[name], where, dtype))
 
@@ -459,8 +458,7 @@ class Spare(nn.Module):
         return torch.tanh(self.linear(x))
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("name", ["fgd", "asyncfgd", "fgd-mp", "fgd-dp", "fgd-sync"])
+@spread(name=["fgd", "asyncfgd", "fgd-mp", "fgd-dp", "fgd-sync"], runtime=RUNTIMES)
 def test_a_parameter_that_is_not_used_stays(name: str, runtime: str) -> None:
     """Also from weight decay and momentum, as in reverse mode, where it has no gradient."""
     one, two, x, y = made(
@@ -491,7 +489,7 @@ def test_a_parameter_that_is_not_used_stays_in_one_step() -> None:
 # Losses. ----------------------------------------------------------------------------------------------------------
 
 
-def spread(out: Tensor, target: Tensor) -> Tensor:
+def deviation(out: Tensor, target: Tensor) -> Tensor:
     """A loss that mixes samples."""
     return ((out - target) ** 2).mean() + out.var(0).sum().log()
 
@@ -503,7 +501,7 @@ LOSSES: dict[str, tuple[Any, bool]] = {  # and whether its targets are classes
     "nll": (lambda out, y: F.nll_loss(out.log_softmax(1), y), True),
     "huber": (F.huber_loss, False),
     "logits": (lambda out, y: F.binary_cross_entropy_with_logits(out, y.sigmoid()), False),
-    "spread": (spread, False),
+    "deviation": (deviation, False),
 }
 
 
@@ -650,10 +648,7 @@ WITHOUT: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 }
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("where", [0, 1])
-@pytest.mark.parametrize("method", ["fgd", "asyncfgd"])
-@pytest.mark.parametrize("name", WITHOUT)
+@spread(least=8, name=WITHOUT, method=["fgd", "asyncfgd"], where=[0, 1], runtime=RUNTIMES)
 def test_no_forward_derivative_is_said_in_one_line(name: str, method: str, where: int, runtime: str) -> None:
     function, called = WITHOUT[name]
     stages: list[nn.Module] = [nn.Linear(6, 6), nn.Linear(6, 6)]

@@ -25,6 +25,7 @@ import freewheel as fw
 import rows
 from reference import SGD, Adam, Loss, Rule, Tensors, distance, without_statistics
 from rows import same_bits, tensors
+from spread import spread
 
 with warnings.catch_warnings(action="ignore"):  # torch scripts a few functions when it first meets a tangent
     import torch._decomp.decompositions_for_jvp
@@ -310,12 +311,11 @@ def expected(name: str, optimizer: str) -> list[Tensors]:
     return reference(name, optimizer).train()
 
 
-@pytest.mark.parametrize(("optimizer", "runtime"), [("sgd", "simulate"), ("sgd", "threads"), ("adam", "simulate")])
-@pytest.mark.parametrize("name", CASES)
-def test_equals_reference(name: str, optimizer: str, runtime: str) -> None:
+@spread(name=CASES, optimizer=OPTIMIZERS)
+def test_equals_reference(name: str, optimizer: str) -> None:
     method, k, _, blocks = CASES[name]
     stages = make_stages(blocks, k)
-    train(stages, method(), make_batches(), optimizer=OPTIMIZERS[optimizer], runtime=runtime)
+    train(stages, method(), make_batches(), optimizer=OPTIMIZERS[optimizer])
     assert distance(stages, expected(name, optimizer)) < CLOSE
 
 
@@ -481,8 +481,7 @@ def test_reference_derivative_is_that_of_reverse_mode(name: str) -> None:
 # BatchNorm: running statistics. -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("name", ["asyncfgd-norm-1", "asyncfgd-norm-3", "asyncfgd-norm-4", "fgd-norm", "fgd-sync-norm"])
+@spread(name=["asyncfgd-norm-1", "asyncfgd-norm-3", "asyncfgd-norm-4", "fgd-norm", "fgd-sync-norm"], runtime=RUNTIMES)
 def test_running_statistics_are_those_of_plain_forwards(name: str, runtime: str) -> None:
     """Each batch counts once, at the version that its forward sees."""
     method, k, _, blocks = CASES[name]
@@ -538,31 +537,13 @@ def drop_run(name: str, k: int, optimizer: str, runtime: str, seed: int = 3, **o
     return tensors(*stages)
 
 
-@pytest.mark.parametrize("optimizer", rows.OPTIMIZERS)
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", METHODS)
-def test_threads_equal_simulate(name: str, k: int, optimizer: str) -> None:
-    found, wanted = (drop_run(name, k, optimizer, runtime) for runtime in ("threads", "simulate"))
-    assert all(bool(t.isfinite().all()) for t in wanted)
-    assert same_bits(found, wanted)
-    assert not same_bits(wanted, tensors(*rows.network(k)))
-
-
-@pytest.mark.parametrize("options", [{"tangents": 2}, {"perturb": "activations"}], ids=str)
-@pytest.mark.parametrize("name", METHODS)
+@spread(name=METHODS, options=[{"tangents": 2}, {"perturb": "activations"}])
 def test_threads_equal_simulate_with_options(name: str, options: dict[str, Any]) -> None:
     found, wanted = (drop_run(name, 3, "sgd", runtime, **options) for runtime in ("threads", "simulate"))
     assert same_bits(found, wanted)
 
 
-CHECKPOINTED = [
-    *(("asyncfgd", runtime, kind, tangents) for runtime in RUNTIMES for kind in DISTRIBUTIONS for tangents in (1, 3)),
-    *((name, "simulate", kind, 1) for name in METHODS for kind in DISTRIBUTIONS if name != "asyncfgd"),
-    *((name, "simulate", "gaussian", 2) for name in METHODS if name != "asyncfgd"),
-]
-
-
-@pytest.mark.parametrize(("name", "runtime", "distribution", "tangents"), CHECKPOINTED)
+@spread(least=8, name=METHODS, runtime=RUNTIMES, distribution=DISTRIBUTIONS, tangents=[1, 3])
 def test_checkpoint_changes_no_bit(name: str, runtime: str, distribution: str, tangents: int) -> None:
     again, kept = (
         drop_run(name, 3, "sgd", runtime, distribution=distribution, tangents=tangents, checkpoint=checkpoint)
@@ -645,8 +626,7 @@ def moves(before: list[nn.Module], after: list[nn.Module]) -> list[Tensors]:
     ]
 
 
-@pytest.mark.parametrize("given", [True, False], ids=["direction", "seed"])
-@pytest.mark.parametrize("name", ["asyncfgd", "fgd", "fgd-mp", "fgd-sync"])
+@spread(name=["asyncfgd", "fgd", "fgd-mp", "fgd-sync"], given=[True, False])
 def test_a_scale_counts_twice(name: str, given: bool) -> None:
     """Once in the pass and once in the update: the first step is α² as long."""
     found = []
@@ -669,9 +649,7 @@ DECAYING: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("perturb", ["weights", "activations"])
-@pytest.mark.parametrize("optimizer", DECAYING)
-@pytest.mark.parametrize("name", METHODS)
+@spread(name=METHODS, optimizer=DECAYING, perturb=["weights", "activations"])
 def test_scale_zero_freezes(name: str, optimizer: str, perturb: str) -> None:
     """No move, no decay, no momentum; all others learn."""
     stages, before = make_stages(mixed_blocks, 3), make_stages(mixed_blocks, 3)
@@ -765,8 +743,7 @@ class Unit(torch.optim.Optimizer):
             p -= p.grad / length
 
 
-@pytest.mark.parametrize("checkpoint", [True, False])
-@pytest.mark.parametrize("name", METHODS)
+@spread(name=METHODS, checkpoint=[True, False])
 def test_an_optimizer_may_look_at_all_its_gradients(name: str, checkpoint: bool) -> None:
     """An update is one step of it, with everything that the stage has learned from the batch."""
     Unit.made.clear()

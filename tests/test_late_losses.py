@@ -15,7 +15,8 @@ import freewheel as fw
 from checkpoints import goes_on
 from freewheel.checkpoint import _writer
 from reference import SGD, Reference
-from rows import trainer
+from rows import LOCAL, trainer
+from spread import spread
 
 AN_EPOCH, EPOCHS = 2, 5
 
@@ -73,9 +74,9 @@ def fitted(method: fw.Pipeline, **options) -> fw.Trainer:
     return trainer(stages(len(method.delays)), method, optimizer=STEP, **options)
 
 
-@pytest.mark.parametrize("runtime", ["simulate", "threads"])
-@pytest.mark.parametrize("method", LATE.values(), ids=LATE)
-def test_every_epoch_has_its_own_losses(method, runtime):
+@spread(name=LATE, runtime=LOCAL)
+def test_every_epoch_has_its_own_losses(name, runtime):
+    method = LATE[name]
     history = fitted(method, runtime=runtime).fit(loader(), EPOCHS)
     assert history.losses == pytest.approx(expected(method), rel=1e-12)
     assert [(epoch.batches, epoch.samples) for epoch in history.epochs] == [(2 * e, 12) for e in range(1, EPOCHS + 1)]
@@ -95,8 +96,7 @@ def test_losses_of_replicas_are_those_of_their_epochs():
     assert [epoch.samples for epoch in history.epochs] == [12] * EPOCHS
 
 
-@pytest.mark.parametrize("every", [1, 2, 3])
-@pytest.mark.parametrize("name", ["one stage", "two stages"])
+@spread(name=["one stage", "two stages"], every=[1, 2, 3])
 def test_a_run_that_goes_on_has_the_same_losses(name, every, tmp_path, monkeypatch):
     monkeypatch.setattr(_writer, "RETAINED", 99)
     method = LATE[name]

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import freewheel as fw
+from spread import exhaustive
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -43,6 +44,7 @@ def digits_net(layers: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(64, 10))
 
 
+@exhaustive
 def test_asyncfgd_learns_digits() -> None:
     score = train(digits_net(1), fw.data.load("digits"), fw.AsyncFGD(), epochs=60, lr=1e-2, at=["3"])
     assert score.metric is not None
@@ -64,6 +66,7 @@ def test_heads_learn_digits() -> None:
     assert score.metric >= 0.96
 
 
+@exhaustive
 def test_predicted_gradients_teach_the_first_stages_digits() -> None:
     """With two stages that learn from predictions the last one does better than with two that stay as they are."""
     scores = []
@@ -77,6 +80,7 @@ def test_predicted_gradients_teach_the_first_stages_digits() -> None:
     assert scores[1] > scores[0] + 0.05
 
 
+@exhaustive
 def test_a_recurrent_net_learns_digits_row_by_row() -> None:
     torch.manual_seed(0)
     method = fw.AsyncFGD(steps=2, tangents=4)
@@ -86,6 +90,7 @@ def test_a_recurrent_net_learns_digits_row_by_row() -> None:
     assert score.metric >= 0.5
 
 
+@exhaustive
 def test_a_recurrent_net_learns_which_letter_comes_next(tmp_path: Path) -> None:
     """Better than one that knows how frequent each letter is; the text is what a module of Python has to say."""
     words = re.findall("[a-z]+", Path(textwrap.__file__).read_text().lower())
@@ -99,6 +104,7 @@ def test_a_recurrent_net_learns_which_letter_comes_next(tmp_path: Path) -> None:
     assert score.loss < unigram - 0.05
 
 
+@exhaustive
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_examples_run(example: Path) -> None:
     done = subprocess.run([sys.executable, example, "--quick"], capture_output=True, text=True, check=False)

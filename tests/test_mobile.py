@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import freewheel as fw
 from freewheel import models
+from spread import spread
 
 MOBILE = ("mobilenet-v2", "efficientnet-lite0")
 
@@ -173,8 +174,7 @@ def agree(net: nn.Module, x: Tensor) -> None:
 
 
 @quiet
-@pytest.mark.parametrize("name", MOBILE)
-@pytest.mark.parametrize("training", [True, False])
+@spread(name=MOBILE, training=[True, False])
 def test_forward_mode_agrees_with_reverse_mode(name, training):
     torch.manual_seed(0)
     net = models.build(name, in_shape=(1, 16, 16), resize=40).train(training)

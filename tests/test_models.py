@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from freewheel import data, models
+from spread import exhaustive
 
 ASYNCFGD = [f"{net}-{act}" for net in ("convs", "convl", "fcs", "fcl") for act in ("relu", "tanh")]
 DEEP = ("resnet-110", "resnet-1202", "resnet-164", "resnet-1001", "resnet-98")
@@ -191,6 +192,7 @@ def test_output_has_a_column_for_each_class(name):
     assert models.build(name, num_classes=3)(torch.randn(2, *in_shape)).shape == (2, 3)
 
 
+@exhaustive
 @pytest.mark.parametrize("name", [*DEEP, *WIDE])
 def test_output_of_large_networks(name):
     assert on_meta(name, num_classes=3)(torch.zeros(2, 3, 32, 32, device="meta")).shape == (2, 3)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from itertools import combinations_with_replacement
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import freewheel as fw
 from freewheel.plan import Action, Op, Plan, PlanError, Schedule, parse, save_picture
 from rows import ROWS
+from spread import rarely, spread
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@spread(row=ROWS, k=[2, 3, 4, rarely(1), rarely(5)])
 def test_a_drawing_reads_back_as_the_same_plan(row, k):
     for batches in (1, 2, 7, 12):
         plan = fw.plan(row.make(k), k=k, batches=batches)
@@ -160,7 +160,6 @@ schedules = st.integers(1, 5).flatmap(
 )
 
 
-@settings(max_examples=2000, deadline=None)
 @given(schedules, st.integers(1, 14))
 def test_random_schedules_are_refused_or_keep_their_promises(schedule, batches):
     try:
@@ -183,8 +182,8 @@ def test_random_schedules_are_refused_or_keep_their_promises(schedule, batches):
 
 
 def test_a_picture_is_saved_in_the_format_of_its_name(tmp_path):
-    plans = [fw.plan(row.make(3), k=3, batches=5) for row in ROWS]
+    plans = [fw.plan(row.make(3), k=3, batches=5) for row in ROWS[::5]]
     save_picture(plans, tmp_path / "plans.svg")
-    assert (tmp_path / "plans.svg").read_text().count("<g id=") > 500
+    assert (tmp_path / "plans.svg").read_text().count("<g id=") > 100
     save_picture(plans[:1], tmp_path / "plan.png")
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")

@@ -24,6 +24,7 @@ import freewheel as fw
 from freewheel.runtime._layout import Layout, compact, described
 from freewheel.tangents import Dual
 from rows import OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
+from spread import spread
 
 HERE = Path(__file__).parent
 
@@ -34,14 +35,13 @@ def pair(row, k, optimizer="sgd", **options):
     for runtime in ("simulate", "processes"):
         stages = network(k)
         made = trainer(stages, row.make(k), optimizer=OPTIMIZERS[optimizer], runtime=runtime, **options)
-        history = made.fit(batches(25), epochs=2, validate=batches(3, seed=9))
+        history = made.fit(batches(16), epochs=2, validate=batches(3, seed=9))
         states = [o.state_dict() for o in made.optimizers if o is not None]
         out.append((tensors(*stages), history, states))
     return out
 
 
-@pytest.mark.parametrize("k", [2, 4])
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@spread(row=ROWS, k=[2, 4])
 def test_processes_equal_simulate_bit_for_bit(row, k):
     (expected, before, there), (found, after, here) = pair(row, k, "adam" if k == 2 else "sgd", timeout=60)
     assert same_bits(expected, found)

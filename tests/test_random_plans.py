@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 
 import freewheel as fw
@@ -57,7 +57,6 @@ pipelines = st.integers(1, 4).flatmap(
 
 
 @pytest.mark.parametrize("runtime", LOCAL)
-@settings(max_examples=1000, deadline=None)
 @given(choices=pipelines, batches=st.integers(1, 9), slack=st.integers(0, 2))
 def test_random_pipelines_end_and_see_the_promised_versions(runtime, choices, batches, slack):
     delays, weights = choices["delays"], choices["weights"]
@@ -122,7 +121,6 @@ forward_pipelines = st.integers(1, 4).flatmap(
 
 
 @pytest.mark.parametrize("runtime", LOCAL)
-@settings(max_examples=300, deadline=None)
 @given(choices=forward_pipelines, batches=st.integers(1, 9), slack=st.integers(0, 2))
 def test_random_forward_pipelines_end_and_see_the_promised_versions(runtime, choices, batches, slack):
     delays = choices["delays"]

@@ -23,6 +23,7 @@ from command_line import freewheel
 from freewheel.runtime._channels import Channel
 from reference import SGD, Adam, Rule, Tensors, distance
 from rows import same_bits, tensors
+from spread import spread
 
 CLOSE, FAR = 1e-10, 1e-4
 T, COUNT = 7, 6
@@ -208,27 +209,21 @@ def check(name: str, net: str, kind: str, task: str, k: int, steps: int, optimiz
     assert distance(stages, [dict(s.named_parameters()) for s in make_stages(net, kind, task, k)]) > FAR
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("steps", [1, 3, T])
-@pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("name", ["asyncfgd", "fgd"])
-@pytest.mark.parametrize("kind", KINDS)
+@spread(least=12, kind=KINDS, name=["asyncfgd", "fgd"], k=[1, 2, 3], steps=[1, 3, T], task=TASKS)
 def test_equals_reference(kind: str, name: str, k: int, steps: int, task: str) -> None:
     check(name, "deep", kind, task, k, steps, "sgd", "simulate")
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize(("name", "k", "steps"), [("asyncfgd", 3, 3), ("asyncfgd", 2, T), ("fgd", 2, 3)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_adam_and_threads_equal_reference(kind: str, name: str, k: int, steps: int, task: str) -> None:
+@spread(kind=KINDS, case=[("asyncfgd", 3, 3), ("asyncfgd", 2, T), ("fgd", 2, 3)], task=TASKS)
+def test_adam_and_threads_equal_reference(kind: str, case: tuple[str, int, int], task: str) -> None:
+    name, k, steps = case
     check(name, "deep", kind, task, k, steps, "adam", "threads")
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize(("kind", "steps"), [("rnn", 3), ("gru", T), ("lstm", 3), ("lstm", 1)])
-@pytest.mark.parametrize("net", [net for net in NETS if net != "deep"])
-def test_other_nets_equal_reference(net: str, kind: str, steps: int, task: str) -> None:
+@spread(net=[net for net in NETS if net != "deep"], case=[("rnn", 3), ("gru", T), ("lstm", 3), ("lstm", 1)], task=TASKS)
+def test_other_nets_equal_reference(net: str, case: tuple[str, int], task: str) -> None:
     """Stages without memory, and embeddings of whole numbers."""
+    kind, steps = case
     check("asyncfgd", net, kind, task, 3, steps, "sgd", "simulate")
 
 
@@ -269,13 +264,11 @@ def train(
     return tensors(*stages)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"tangents": 3}, {"checkpoint": False}, {"scale": {"0.*": 0}}, {"scale": {"*hh_l0": 0.5, "1.*": 0}}],
-    ids=str,
+@spread(
+    kind=KINDS,
+    task=TASKS,
+    options=[{}, {"tangents": 3}, {"checkpoint": False}, {"scale": {"0.*": 0}}, {"scale": {"*hh_l0": 0.5, "1.*": 0}}],
 )
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("kind", KINDS)
 def test_pieces_change_nothing_without_delays(kind: str, task: str, options: dict[str, Any]) -> None:
     whole, *cut = (train("fgd", "simulate", kind=kind, task=task, steps=n, **options) for n in (1, 2, T))
     for pieces in cut:
@@ -316,10 +309,9 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize(("name", "k", "steps"), [("asyncfgd", 2, T), ("asyncfgd", 3, 3), ("fgd", 3, 3)])
-def test_threads_equal_simulate(name: str, k: int, steps: int, task: str, options: dict[str, Any]) -> None:
+@spread(case=[("asyncfgd", 2, T), ("asyncfgd", 3, 3), ("fgd", 3, 3)], task=TASKS, options=OPTIONS)
+def test_threads_equal_simulate(case: tuple[str, int, int], task: str, options: dict[str, Any]) -> None:
+    name, k, steps = case
     found = [train(name, runtime, task=task, k=k, steps=steps, **options) for runtime in RUNTIMES]
     assert same_bits(*found)
     assert all(bool(t.isfinite().all()) for t in found[0])
@@ -441,8 +433,7 @@ def test_chain_credit_takes_whole_sequences(method: str) -> None:
 # Estimates. -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("perturb", ["weights", "activations"])
+@spread(perturb=["weights", "activations"], task=TASKS)
 def test_the_mean_of_many_tangents_is_the_gradient(perturb: str, task: str) -> None:
     """For each stage along its true gradient, within 4 standard errors; the seed is fixed."""
     count, (x, y) = 400, make_batches("plain-ends", task, 1)[0]

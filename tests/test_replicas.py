@@ -18,6 +18,7 @@ from freewheel.runtime import LostError, StageError
 from freewheel.runtime._replicas import Peers
 from reference import SGD, Gradient, Reference, distance
 from rows import ROWS, batches, network, same_bits, tensors, trainer
+from spread import exhaustive, rarely, spread
 from test_torchrun import torchrun
 
 BY_NAME = {row.name: row for row in ROWS}
@@ -84,8 +85,7 @@ LATE = {
 }
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
-@pytest.mark.parametrize("name", LATE)
+@spread(name=LATE, replicas=[2, 3])
 def test_weights_are_those_of_the_averaged_gradient(name, replicas):
     method, definition = LATE[name]
     data, stages = pairs(), double()
@@ -124,8 +124,7 @@ FORWARD = {
 }
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
-@pytest.mark.parametrize("name", FORWARD)
+@spread(name=FORWARD, replicas=[2, 3])
 def test_forward_gradients_are_those_of_pieces_with_their_own_tangents(name, replicas):
     method, delays = FORWARD[name]
     pieces = fw.Forward(scale=0.1, each="micro")
@@ -205,7 +204,7 @@ def test_every_fit_begins_with_copies_of_the_first_replica():
 
 
 @pytest.mark.parametrize(
-    ("name", "replicas"), [*((name, 2) for name in NAMES), ("gpipe", 3), ("fdg", 3), ("asyncfgd", 3)]
+    ("name", "replicas"), [*((name, 2) for name in NAMES), rarely("gpipe", 3), rarely("fdg", 3), ("asyncfgd", 3)]
 )
 def test_threads_equal_simulate_bit_for_bit(name, replicas):
     make, slow = BY_NAME[name].make, {0: (0.3, 1.0), 1: (0.3, 1.0)}
@@ -252,6 +251,7 @@ print(f"rank {os.environ['RANK']} done", flush=True)
 """
 
 
+@exhaustive
 def test_torchrun_equals_simulate_bit_for_bit_and_is_a_mesh(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -14,6 +14,7 @@ from torch import nn
 
 import freewheel as fw
 from rows import LOCAL, OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
+from spread import rarely, spread
 
 
 class Slow(nn.Module):
@@ -29,18 +30,16 @@ class Slow(nn.Module):
         return x
 
 
-def run(row, k, runtime, optimizer="sgd", slow=None, slack=0, epochs=2):
+def run(row, k, runtime, optimizer="sgd", slow=None, slack=0, count=16):
     stages = network(k)
     if slow is not None:
         stages[slow] = nn.Sequential(Slow(slow), stages[slow])
     made = trainer(stages, row.make(k), optimizer=OPTIMIZERS[optimizer], runtime=runtime, slack=slack)
-    history = made.fit(batches(), epochs=epochs, validate=batches(3, seed=9))
+    history = made.fit(batches(count), epochs=2, validate=batches(3, seed=9))
     return tensors(*stages), history
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@spread(row=ROWS, k=[2, 3, 4, rarely(1)], optimizer=OPTIMIZERS)
 def test_threads_equal_simulate_bit_for_bit(row, k, optimizer):
     expected, before = run(row, k, "simulate", optimizer)
     found, after = run(row, k, "threads", optimizer)
@@ -50,63 +49,49 @@ def test_threads_equal_simulate_bit_for_bit(row, k, optimizer):
     assert [e.staleness for e in before.epochs] == [e.staleness for e in after.epochs]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_a_randomly_slow_stage_and_longer_queues_change_nothing(row):
-    expected, _ = run(row, 3, "simulate")
-    for slow, slack in ((0, 0), (1, 3), (2, 1)):
-        found, _ = run(row, 3, "threads", slow=slow, slack=slack)
-        assert same_bits(expected, found), (slow, slack)
-
-
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_watching_a_run_does_not_change_it(row):
-    watched, _ = run(row, 3, "threads")
-    stages = network(3)
-    trainer(stages, row.make(3), runtime="threads").fit(batches(), epochs=2)
-    assert same_bits(watched, tensors(*stages))
+@spread(row=ROWS, slow=[0, 1, 2], slack=[0, 3, 1])
+def test_a_randomly_slow_stage_and_longer_queues_change_nothing(row, slow, slack):
+    expected, _ = run(row, 3, "simulate", count=8)
+    found, _ = run(row, 3, "threads", slow=slow, slack=slack, count=8)
+    assert same_bits(expected, found)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_training_does_change_the_weights_and_seeds_matter(row):
-    before = tensors(*network(3))
-    after, _ = run(row, 3, "simulate")
-    assert not same_bits(before, after)
-    stages = network(3)
-    trainer(stages, row.make(3), seed=4).fit(batches(), epochs=2)
-    assert not same_bits(after, tensors(*stages))  # dropout draws from the trainer's seed
-
-
-@pytest.mark.parametrize("runtime", LOCAL)
-def test_every_stage_makes_one_update_per_batch(runtime):
-    for row in ROWS:
-        made = trainer(network(4), row.make(4), runtime=runtime, optimizer=OPTIMIZERS["adam"])
-        made.fit(batches(11), epochs=2)
-        steps = {int(s["step"]) for o in made.optimizers if o for s in o.state.values()}
-        expected = 22 // 3 if row.name in ("accumulated", "late-forward") else 22
-        assert steps == {expected}, row
-
-
-@pytest.mark.parametrize("runtime", LOCAL)
-def test_a_cut_is_the_network_after_exactly_so_many_batches(runtime):
-    """With zero learning after the cut, the cut's weights are the drained weights of a shorter run."""
-    for row in ROWS:
-        seen = []
+    after = []
+    for seed in (3, 4):
         stages = network(3)
-        made = trainer(stages, row.make(3), runtime=runtime)
-        made.fit(batches(10), epochs=3, callbacks=[lambda end, seen=seen: seen.append(tensors(*end.stages))])
-        for epoch, cut in enumerate(seen, start=1):
-            shorter = network(3)
-            weights = trainer(shorter, row.make(3))
-            weights.fit(batches(10), epochs=epoch)
-            found = [p.detach() for m in shorter for p in m.parameters()]
-            count = [len(list(m.parameters())) for m in shorter]
-            buffers = [len(list(m.buffers())) for m in shorter]
-            parts, i = [], 0
-            for p, b in zip(count, buffers):
-                parts += cut[i : i + p]
-                i += p + b
-            # A drained run has forwarded nothing beyond its last batch, but its updates up to there are the same.
-            assert same_bits(parts, found), (row, epoch)
+        trainer(stages, row.make(3), seed=seed).fit(batches(8))
+        after.append(tensors(*stages))
+    assert not same_bits(after[0], tensors(*network(3)))
+    assert not same_bits(*after)  # dropout draws from the trainer's seed
+
+
+@spread(row=ROWS, runtime=LOCAL)
+def test_every_stage_makes_one_update_per_batch(row, runtime):
+    made = trainer(network(4), row.make(4), runtime=runtime, optimizer=OPTIMIZERS["adam"])
+    made.fit(batches(7), epochs=2)
+    steps = {int(s["step"]) for o in made.optimizers if o for s in o.state.values()}
+    assert steps == {14 // 3 if row.name in ("accumulated", "late-forward") else 14}
+
+
+@spread(row=ROWS, runtime=LOCAL)
+def test_a_cut_is_the_network_after_exactly_so_many_batches_and_watching_changes_nothing(row, runtime):
+    """Each cut has the parameters of a shorter run, which has forwarded nothing beyond its last batch."""
+    cuts, watched = [], network(3)
+    made = trainer(watched, row.make(3), runtime=runtime)
+    see = [lambda end: cuts.append(parameters(end.stages))]
+    made.fit(batches(5), epochs=3, validate=batches(3, seed=9), callbacks=see)
+    for epochs, cut in enumerate(cuts, start=1):
+        shorter = network(3)
+        trainer(shorter, row.make(3), runtime=runtime).fit(batches(5), epochs=epochs)
+        assert same_bits(cut, parameters(shorter)), epochs
+    assert len(cuts) == 3
+    assert same_bits(tensors(*watched), tensors(*shorter))
+
+
+def parameters(stages):
+    return [p.detach().clone() for stage in stages for p in stage.parameters()]
 
 
 @pytest.mark.parametrize("runtime", LOCAL)
@@ -140,10 +125,8 @@ def test_a_failing_stage_is_named_and_nothing_is_left_running(runtime):
     stages = network(3)
     stages[1] = nn.Sequential(stages[1], Fails())
     made = trainer(stages, "pipedream", runtime=runtime)
-    started = time.monotonic()
     with pytest.raises(fw.StageError, match="stage 1 failed in the forward of batch 5: KeyError: 'boom'") as caught:
         made.fit(batches())
-    assert time.monotonic() - started < 10  # not a timing claim: a hang would take for ever
     assert (caught.value.stage, caught.value.batch) == (1, 5)
     assert isinstance(caught.value.__cause__, KeyError)
     assert not [t for t in threading.enumerate() if t.name.startswith("freewheel")]

@@ -11,13 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from spread import exhaustive
 from two_hosts import ADDRESSES, DEVICE, TwoHosts, allowed
 
 HERE = Path(__file__).parent
 
-pytestmark = pytest.mark.skipif(
-    not allowed(), reason="no right to make network namespaces (needs root, iproute2 and /dev/net/tun)"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not allowed(), reason="no right to make network namespaces (needs root, iproute2 and /dev/net/tun)"
+    ),
+    exhaustive,
+]
 
 
 def start(hosts: TwoHosts, script: Path, *arguments: str) -> list[subprocess.Popen[str]]:

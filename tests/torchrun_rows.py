@@ -1,6 +1,7 @@
 """Started by torchrun: rows of the table, against `simulate`. Prints one line for each difference, and `done`.
 
-Arguments: the transport, the number of batches, and the rows; all of them if none is named. With `nccl` the stages
+Arguments: the transport, the number of batches, and the rows; all of them if none is named. `stop` among them is a run
+that a callback ends. With `nccl` the stages
 are on GPUs, or all on the only one. After a `/` more of them follow. `refusals` in their place tries trainers that
 differ between two processes, and prints what is said to them.
 """
@@ -67,7 +68,7 @@ def compare(rank: int, k: int, transport: str, count: str, *names: str) -> None:
             say(f"rank {rank}: {row} has other weights")
         if (history.losses, history.metrics) != (losses, metrics):
             say(f"rank {rank}: {row} has another history")
-    if not names:
+    if not names or "stop" in names:
         stop_at_a_cut(rank, k)
 
 

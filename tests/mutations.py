@@ -1,0 +1,350 @@
+"""Deliberate errors in `src`, one at a time: `make test` must find every one of them.
+
+    python tests/mutations.py                        # all of them, some minutes each
+    python tests/mutations.py --only stash-not-copied --only fifo-becomes-lifo
+    python tests/mutations.py --check                # only whether each text is still there, exactly once
+
+Each error is made in a copy of this checkout, where the tests of `make test` run until the first one fails. It counts
+as found if that test passes in the checkout as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+LEFT_OUT = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info")
+QUICK = ("-m", "not exhaustive", "--numprocesses=2")  # as `make test` has it
+HANG_SECONDS = 120  # an error may make a test wait for ever
+
+
+class Mutation(NamedTuple):
+    """An error: in a file of `src/freewheel`, a text that occurs once, and what takes its place."""
+
+    name: str
+    file: str
+    text: str
+    replacement: str
+
+
+MUTATIONS = [
+    # -- delays and order
+    Mutation("delay-one-short", "plan/_streams.py", "if len(pending) > delay:", "if len(pending) >= max(1, delay):"),
+    Mutation(
+        "backward-first-as-forward-first",
+        "plan/_streams.py",
+        'if order == "backward" and delay and len(pending) == delay:',
+        "if False:",
+    ),
+    Mutation("fdg-half-the-delay", "methods/fdg.py", "2 * (k - 1 - i)", "(k - 1 - i)"),
+    Mutation(
+        "epoch-not-counted",
+        "runtime/_interpreter.py",
+        "self.stage.epoch += 1",
+        "pass",
+    ),
+    # -- versions
+    Mutation(
+        "stash-not-copied",
+        "stage/_weights.py",
+        "copy = [p.detach().clone().requires_grad_() for p in self.live]",
+        "copy = [p.detach().requires_grad_() for p in self.live]",
+    ),
+    Mutation(
+        "stash-one-copy-for-all-versions",
+        "stage/_weights.py",
+        "copy, users = self._held.get(version) or (self._copy(), 0)",
+        "copy, users = self._held.get(version) or next(iter(self._held.values()), (self._copy(), 0))",
+    ),
+    Mutation(
+        "recompute-on-other-buffers",
+        "credit/_chain_stage.py",
+        """        with scratch_buffers(self.module):
+            self._record(unit, x, target, share)""",
+        """        self._record(unit, x, target, share)""",
+    ),
+    Mutation(
+        "predict-one-step-too-far",
+        "credit/_chain_stage.py",
+        'gap = self.delay - (schedule.order == "backward")',
+        "gap = self.delay",
+    ),
+    Mutation(
+        "current-sees-the-forward-weights",
+        "stage/_weights.py",
+        """        for span, index in self._spans.get(tensor.untyped_storage().data_ptr(), ()):""",
+        """        tensor = tensor.clone()
+        for span, index in self._spans.get(tensor.untyped_storage().data_ptr(), ()):""",
+    ),
+    # -- stashes
+    Mutation(
+        "stash-released-too-early",
+        "stage/_weights.py",
+        "            self._held[version] = (copy, users - 1)\n",
+        "            self._held[version] = (copy, users - 1)\n            self._spare.append(copy)\n",
+    ),
+    Mutation("stash-never-released", "credit/_chain_stage.py", "        self.weights.release(graph.version)\n", ""),
+    Mutation(
+        "graph-never-released", "credit/_chain_stage.py", "self._graphs.pop(unit, None)", "self._graphs.get(unit)"
+    ),
+    Mutation("input-never-released", "credit/_chain_stage.py", "self._stored.pop(unit)", "self._stored[unit]"),
+    # -- keys of random numbers
+    Mutation(
+        "dropout-repeats-in-the-next-fit",
+        "stage/_stage.py",
+        "self.index, self.first_batch + batch, self.first_piece + micro))",
+        "self.index, batch, self.first_piece + micro))",
+    ),
+    Mutation(
+        "dropout-the-same-in-all-stages",
+        "stage/_stage.py",
+        "seed_of(self.config.seed, self.index, self.first_batch + batch,",
+        "seed_of(self.config.seed, self.first_batch + batch,",
+    ),
+    Mutation(
+        "dropout-the-same-in-all-micro-batches",
+        "stage/_stage.py",
+        "self.first_batch + batch, self.first_piece + micro))",
+        "self.first_batch + batch))",
+    ),
+    Mutation(
+        "tangents-the-same-for-all-weights",
+        "tangents/_directions.py",
+        "(*self._key, pending.batch, index, *key)",
+        "(*self._key, pending.batch, *key)",
+    ),
+    Mutation(
+        "tangents-the-same-in-all-micro-batches",
+        "tangents/_directions.py",
+        "(*self._key, pending.batch, index, *key)",
+        "(*self._key, pending.batch, index, key[1])",
+    ),
+    Mutation(
+        "tangents-the-same-in-all-batches",
+        "tangents/_directions.py",
+        "(*self._key, pending.batch, index, *key)",
+        "(*self._key, index, *key)",
+    ),
+    Mutation(
+        "moves-the-same-for-all-uses",
+        "tangents/_directions.py",
+        "(*self._key, pending.batch, move.weight, *key, move.use)",
+        "(*self._key, pending.batch, move.weight, *key)",
+    ),
+    Mutation(
+        "feedback-the-same-for-all-layers",
+        "feedback/_weights.py",
+        "seed_of(self._seed, _FEEDBACK, layer)",
+        "seed_of(self._seed, _FEEDBACK)",
+    ),
+    # -- messages
+    Mutation("fifo-becomes-lifo", "runtime/_channels.py", "self._items.popleft()", "self._items.pop()"),
+    Mutation(
+        "gradient-of-the-batch-before",
+        "credit/_chain_stage.py",
+        "            self._input_gradients = self.backward(unit, self._output_gradients)\n",
+        """            found = self.backward(unit, self._output_gradients)
+            self._input_gradients, self._older = getattr(self, "_older", found), found
+""",
+    ),
+    Mutation(
+        "activation-of-the-batch-before",
+        "runtime/_interpreter.py",
+        "        message, self._activation = compact(self._activation), None\n",
+        """        now, self._activation = compact(self._activation), None
+        message, self._older = getattr(self, "_older", now), now
+""",
+    ),
+    Mutation(
+        "input-not-copied",
+        "credit/_chain_stage.py",
+        "used = copies(given) if self._edits else given",
+        "used = given",
+    ),
+    Mutation(
+        "dual-not-copied",
+        "tangents/_handover.py",
+        "own = [leaf.clone() if copied else leaf for leaf, copied in zip(leaves, shared)]",
+        "own = leaves",
+    ),
+    Mutation(
+        "message-read-after-its-slot-is-free",
+        "runtime/_layout.py",
+        "v.clone().as_strided(slot.shape, slot.stride)",
+        "v.as_strided(slot.shape, slot.stride)",
+    ),
+    Mutation("loss-counted-in-the-next-epoch", "runtime/_losses.py", "batch < batches]", "batch < batches - 1]"),
+    # -- resume
+    Mutation(
+        "resume-messages-in-another-order",
+        "runtime/_interpreter.py",
+        "(stage.decode(message) for _, _, message in snapshot.sent)",
+        "(stage.decode(message) for _, _, message in reversed(snapshot.sent))",
+    ),
+    Mutation(
+        "resume-without-random-state",
+        "runtime/_generators.py",
+        '        loader.load_state_dict(remembered["loader"])\n    _set_generators(remembered)\n',
+        '        loader.load_state_dict(remembered["loader"])\n',
+    ),
+    Mutation(
+        "resume-without-counts",
+        "runtime/_interpreter.py",
+        "self._busy, self._gaps, self._updates, losses, later = snapshot.counts",
+        "losses, later = snapshot.counts[3:]",
+    ),
+    Mutation("resume-without-momentum", "checkpoint/_snapshot.py", "state[len(sources)] = states[name]", "pass"),
+    Mutation(
+        "resume-without-corrections",
+        "checkpoint/_snapshot.py",
+        "stage.corrections.load(to_device(snapshots[k].corrections, stage.device))",
+        "pass",
+    ),
+    Mutation(
+        "resume-on-the-buffers-of-now",
+        "credit/_chain_stage.py",
+        "with scratch_buffers(self.module, buffers), self.weights.replaying(saved):",
+        "with scratch_buffers(self.module), self.weights.replaying(saved):",
+    ),
+    Mutation(
+        "resume-without-dropout",
+        "stage/_stage.py",
+        'self._draws, self._edits = pending["draws"], pending["edits"]',
+        'self._draws, self._edits = False, pending["edits"]',
+    ),
+    Mutation(
+        "resume-with-steps-exchanged",
+        "stage/_weights.py",
+        'self._before, self._now = list(pending["before"]), list(pending["now"])',
+        'self._now, self._before = list(pending["before"]), list(pending["now"])',
+    ),
+    # -- corrections and clipping
+    Mutation("shrink-twice", "corrections/shrink.py", "g * self.beta, gradients", "g * self.beta**2, gradients"),
+    Mutation(
+        "shrink-where-nothing-is-late", "corrections/shrink.py", "return self.beta != 1", "return site.delay == 0"
+    ),
+    Mutation("staleness-one-ahead", "corrections/staleness.py", "step.number / self", "(step.number + 1) / self"),
+    Mutation("drift-the-wrong-way", "corrections/discrepancy.py", "[w - site.delay", "[w + site.delay"),
+    Mutation("compensation-the-wrong-way", "corrections/compensation.py", "[now - then for", "[then - now for"),
+    Mutation("accumulated-sum", "corrections/accumulate.py", "lambda g: g / self.every", "lambda g: g"),
+    Mutation(
+        "global-norm-of-one-stage",
+        "stage/_stage.py",
+        "return torch.cat([norms, self._later_norms.to(norms)])",
+        "return norms",
+    ),
+    # -- replicas
+    Mutation("replicas-not-weighted", "credit/_chain_stage.py", "share * weight)", "share)"),
+    Mutation(
+        "replicas-leave-one-out",
+        "credit/_chain_stage.py",
+        "for gradients in contributions]",
+        "for gradients in contributions[:1]]",
+    ),
+    Mutation(
+        "replicas-share-their-dropout",
+        "stage/_stage.py",
+        "self.first_piece = self.replica * schedule.micro",
+        "self.first_piece = 0",
+    ),
+    # -- checks of plans
+    Mutation("check-misses-unread-messages", "plan/_check.py", "    if unread:\n", "    if False:\n"),
+    Mutation(
+        "check-misses-staleness",
+        "plan/_check.py",
+        "if ahead != self.delay and not (drained and ahead <= self.delay + to_come):",
+        "if False:",
+    ),
+    Mutation(
+        "check-misses-the-order-of-messages",
+        "plan/_check.py",
+        "if sent.unit != action.unit:",
+        "if False:",
+    ),
+]
+
+
+def occurrences(mutation: Mutation, checkout: Path) -> int:
+    """How often the text is in its file: it must be there once."""
+    file = checkout / "src/freewheel" / mutation.file
+    return file.read_text().count(mutation.text) if file.exists() else 0
+
+
+def first_failure(checkout: Path, *arguments: str) -> str | None:
+    """The first test that fails, with what it says; None if none does."""
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", f"--timeout={HANG_SECONDS}", *arguments]
+    path = os.pathsep.join(str(checkout / folder) for folder in ("src", "tests"))
+    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "250"}
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            command, cwd=checkout, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what a test that hung has left
+        log.seek(0)
+        output = log.read()
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+::.*)$", output, re.MULTILINE)
+    if failed is None and process.returncode != 0:
+        raise RuntimeError(f"the tests did not run:\n{output[-3000:]}")
+    return None if failed is None else failed[1]
+
+
+def try_out(mutation: Mutation, checkout: Path) -> tuple[bool, str]:
+    """Whether `make test` finds an error, and by what."""
+    file = checkout / "src/freewheel" / mutation.file
+    original = file.read_text()
+    file.write_text(original.replace(mutation.text, mutation.replacement))
+    try:
+        failure = first_failure(checkout, *QUICK)
+    finally:
+        file.write_text(original)
+    if failure is None:
+        return False, "all tests pass"
+    test = failure.partition(" - ")[0]
+    if first_failure(checkout, test) is not None:
+        return False, f"{test} fails without the error, too"
+    return True, failure
+
+
+def main() -> int:
+    """Tries them out, one after the other, and says which are missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", metavar="NAME", choices=[m.name for m in MUTATIONS])
+    parser.add_argument("--check", action="store_true", help="only look for the texts")
+    arguments = parser.parse_args()
+    chosen = [m for m in MUTATIONS if arguments.only is None or m.name in arguments.only]
+    lost = {m.name: (m.file, count) for m in chosen if (count := occurrences(m, ROOT)) != 1}
+    for name, (file, count) in lost.items():
+        print(f"{name}: its text is in {file} {count} times instead of once: adapt it", file=sys.stderr)
+    if lost:
+        return 2
+    if arguments.check:
+        print(f"{len(chosen)} texts, each there once")
+        return 0
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        checkout = Path(shutil.copytree(ROOT, Path(folder) / "copy", ignore=shutil.ignore_patterns(*LEFT_OUT)))
+        for mutation in chosen:
+            began = time.monotonic()
+            found, how = try_out(mutation, checkout)
+            missed += not found
+            seconds = time.monotonic() - began
+            print(f"{'found ' if found else 'MISSED'} {mutation.name} ({seconds:.0f} s): {how[:200]}", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} found")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
