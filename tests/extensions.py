@@ -1,4 +1,4 @@
-"""Extensions from outside the library: a credit with a message of its own, a correction, a distribution, a method.
+"""Extensions from outside the library: a credit with a message, a correction, a distribution, a method, a runtime.
 
 All that they import is public.
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 
 import freewheel as fw
 from freewheel.plan import Action, Message, Op, Schedule, forward_only
+from freewheel.runtime import Local, Runtime
 from freewheel.stage import Blueprint, Live, Stage, Verbs, to_device
 
 # -- a credit: the loss itself, from the last stage to all -----------------------------------------------------------
@@ -37,6 +38,9 @@ class Decay(fw.Credit):
 
     def actions(self, schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:
         return forward_only(schedule, stage, batches)
+
+    def check_replicas(self, replicas: int, pipeline: fw.Pipeline) -> None:
+        raise ValueError(f"replicas={replicas} with credit='decay': losses are not combined; use one replica")
 
     def check(self, pipeline: fw.Pipeline) -> None:
         if pipeline.micro > 1:
@@ -141,3 +145,28 @@ class LateMomentum(fw.Method):
     def pipeline(self, k: int) -> fw.Pipeline:
         delays = tuple(2 * (k - 1 - i) for i in range(k))
         return fw.Pipeline(title=self.name, delays=delays, corrections=[HeavyBall(self.decay)])
+
+
+# -- a runtime ---------------------------------------------------------------------------------------------------------
+
+
+class LastFirst(Runtime):
+    """One thread runs one action at a time, of the last stage that can go on."""
+
+    def run(self, run):
+        cuts = []
+        run.on_complete = cuts.append
+        with run.begun() as stages:
+            local = Local(run, stages)
+            run.feed.on_demand(local.deliver)
+            streams = {interpreter: interpreter.actions() for interpreter in reversed(local.interpreters)}
+            waiting = {interpreter: next(actions, None) for interpreter, actions in streams.items()}
+            while any(waiting.values()):
+                able = next(i for i, action in waiting.items() if action is not None and i.ready(action))
+                able.execute(waiting[able])
+                waiting[able] = next(streams[able], None)
+                while cuts:
+                    cut = cuts.pop(0)
+                    if run.on_cut(cut):
+                        return local.outcome(cut)
+            return local.outcome(None)

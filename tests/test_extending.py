@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 import freewheel as fw
-from extensions import Decay, HeavyBall, LateMomentum, Uniform
+from extensions import Decay, HeavyBall, LastFirst, LateMomentum, Uniform
 from freewheel.plan import Plan
-from rows import Row, batches, network, same_bits, tensors, trainer
+from rows import ROWS, Row, batches, network, same_bits, tensors, trainer
 
 EXTENSIONS = [
     Row("credit", lambda k: fw.Pipeline(credit=Decay(rate=0.3), delays=tuple(range(k))[::-1], title="decay")),
@@ -98,3 +98,18 @@ def test_the_credit_refuses_what_it_cannot_do():
         fw.Pipeline(credit=Decay(), delays=(0,), micro=2)
     with pytest.raises(ValueError, match="Shrink has no meaning with credit='decay'"):
         fw.Pipeline(credit=Decay(), delays=(0,), corrections=[fw.Shrink(0.5)])
+    with pytest.raises(ValueError, match="replicas=2 with credit='decay'"):
+        trainer(network(2), fw.Pipeline(credit=Decay(), delays=(0, 0)), replicas=2)
+
+
+def test_a_runtime_in_another_order_gives_the_same_bits(monkeypatch):
+    monkeypatch.setitem(fw.RUNTIMES, "last-first", LastFirst())
+    for row in ROWS[:: len(ROWS) // 6]:
+        results = []
+        for runtime in ("simulate", "last-first"):
+            stages = network(3)
+            history = trainer(stages, row.make(3), runtime=runtime).fit(batches(8), epochs=2, validate=batches(2))
+            results.append((tensors(*stages), history.losses, history.metrics))
+        (expected, *numbers), (found, *others) = results
+        assert same_bits(expected, found), row
+        assert numbers == others

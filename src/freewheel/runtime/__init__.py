@@ -9,7 +9,7 @@ from freewheel.runtime._errors import (
 )
 from freewheel.runtime._feed import Batch as Batch, Feed as Feed, Start as Start
 from freewheel.runtime._generators import recall as recall, remember as remember, seeded as seeded
-from freewheel.runtime._interpreter import NOT_FINITE as NOT_FINITE, Snapshot as Snapshot
+from freewheel.runtime._interpreter import NOT_FINITE as NOT_FINITE, Interpreter as Interpreter, Snapshot as Snapshot
 from freewheel.runtime._processes import Processes
 from freewheel.runtime._ranks import (
     check_started as check_started,
@@ -19,7 +19,7 @@ from freewheel.runtime._ranks import (
     rank_and_size as rank_and_size,
     store_of as store_of,
 )
-from freewheel.runtime._run import Cut as Cut, Outcome as Outcome, Run as Run
+from freewheel.runtime._run import Cut as Cut, Local as Local, Outcome as Outcome, Run as Run
 from freewheel.runtime._runtime import Runtime as Runtime
 from freewheel.runtime._simulate import Simulate
 from freewheel.runtime._straggler import is_slow as is_slow
