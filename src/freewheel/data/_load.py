@@ -6,11 +6,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from freewheel._errors import of_type, unknown, whole_number
 from freewheel.data._loader import TensorLoader
 from freewheel.data._reviews import reviews
-from freewheel.data._sources import IMAGES, DataSet, Samples, synthetic
+from freewheel.data._sources import IMAGES, DataSet, synthetic
 from freewheel.data._text import text
 from freewheel.data._transform import Compose, Transform
 
@@ -117,7 +120,16 @@ def load(
     given |= {"limits": (train_limit, test_limit), "seed": seed}
     options = {option: given[option] for option in data_set.options if given[option] is not None}
     samples = data_set.read(None if root is None else Path(root), **options)
-    return _batched(key, samples, augmentation, batch_size, seed, (train_limit, test_limit))
+    last = () if samples.normalize is None else (samples.normalize,)
+    batching = {"batch_size": batch_size, "seed": seed}
+    return Data(
+        name=key,
+        train=_loader(samples.train, train_limit, (*augmentation, *last), shuffle=True, **batching),
+        test=_loader(samples.test, test_limit, last, **batching),
+        classes=samples.classes,
+        in_shape=tuple(samples.train[0].shape[1:]),
+        vocabulary=samples.vocabulary,
+    )
 
 
 def _augmentation(name: str, data_set: DataSet, augment: bool | None) -> tuple[Transform, ...]:
@@ -128,34 +140,8 @@ def _augmentation(name: str, data_set: DataSet, augment: bool | None) -> tuple[T
     return data_set.augmentation if augment else ()
 
 
-def _batched(
-    name: str,
-    samples: Samples,
-    augmentation: tuple[Transform, ...],
-    batch_size: int,
-    seed: int,
-    limits: tuple[int | None, int | None],
-) -> Data:
-    last = () if samples.normalize is None else (samples.normalize,)
-    loaders = [
-        TensorLoader(
-            images[:limit],
-            labels[:limit],
-            batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            transform=Compose(transforms) if transforms else None,
-        )
-        for (images, labels), limit, shuffle, transforms in (
-            (samples.train, limits[0], True, (*augmentation, *last)),
-            (samples.test, limits[1], False, last),
-        )
-    ]
-    return Data(
-        name=name,
-        train=loaders[0],
-        test=loaders[1],
-        classes=samples.classes,
-        in_shape=tuple(samples.train[0].shape[1:]),
-        vocabulary=samples.vocabulary,
-    )
+def _loader(
+    samples: tuple[Tensor, Tensor], limit: int | None, transforms: tuple[Transform, ...], **options: Any
+) -> TensorLoader:
+    images, labels = (tensor[:limit] for tensor in samples)
+    return TensorLoader(images, labels, transform=Compose(transforms) if transforms else None, **options)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from freewheel._errors import of_type, whole_number
 from freewheel.data._files import read_cifar10, read_mnist
-from freewheel.data._random import generator_for
+from freewheel.data._loader import generator_for
 from freewheel.data._transform import Normalize, RandomCrop, RandomFlip, Transform
 
 

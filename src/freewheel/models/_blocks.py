@@ -1,4 +1,4 @@
-"""Residual blocks. None works in place: a stage stores its input for a later backward."""
+"""Residual blocks and their initialization. No block works in place: a stage stores its input for a later backward."""
 
 from __future__ import annotations
 
@@ -77,14 +77,19 @@ class BasicBlock(nn.Module):
 class Bottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolutions around a projection shortcut; with groups, the block of ResNeXt.
 
+    The 3x3 convolution has `middle` channels, by default a quarter of the outputs.
+
     Example:
         >>> import torch
-        >>> Bottleneck(64, 256, middle=64)(torch.ones(1, 64, 4, 4)).shape
+        >>> Bottleneck(64, 256)(torch.ones(1, 64, 4, 4)).shape
         torch.Size([1, 256, 4, 4])
     """
 
-    def __init__(self, inputs: int, outputs: int, *, middle: int, stride: int = 1, groups: int = 1) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, *, middle: int | None = None, stride: int = 1, groups: int = 1
+    ) -> None:
         super().__init__()
+        middle = outputs // 4 if middle is None else middle
         self.conv1 = conv(inputs, middle, 1)
         self.bn1 = nn.BatchNorm2d(middle)
         self.conv2 = conv(middle, middle, 3, stride=stride, groups=groups)
@@ -109,12 +114,13 @@ class PreActBottleneck(nn.Module):
 
     Example:
         >>> import torch
-        >>> PreActBottleneck(16, 64, middle=16)(torch.ones(1, 16, 4, 4)).shape
+        >>> PreActBottleneck(16, 64)(torch.ones(1, 16, 4, 4)).shape
         torch.Size([1, 64, 4, 4])
     """
 
-    def __init__(self, inputs: int, outputs: int, *, middle: int, stride: int = 1) -> None:
+    def __init__(self, inputs: int, outputs: int, *, middle: int | None = None, stride: int = 1) -> None:
         super().__init__()
+        middle = outputs // 4 if middle is None else middle
         self.bn1 = nn.BatchNorm2d(inputs)
         self.conv1 = conv(inputs, middle, 1, stride=stride)
         self.bn2 = nn.BatchNorm2d(middle)
@@ -156,3 +162,21 @@ class WideBlock(nn.Module):
         active = F.relu(self.bn1(x))
         y = self.dropout(F.relu(self.bn2(self.conv1(active))))
         return self.conv2(y) + (x if self.shortcut is None else self.shortcut(active))
+
+
+def kaiming_(net: nn.Sequential) -> nn.Sequential:
+    """Initialize a network in place as He et al.: N(0, 2 / fan_out) convolutions, biases 0.
+
+    BatchNorm keeps PyTorch's weight 1 and bias 0.
+
+    Example:
+        >>> net = kaiming_(nn.Sequential(nn.Conv2d(8, 64, 3, bias=False)))
+        >>> round(net[0].weight.std().item(), 2)  # sqrt(2 / (64 * 3 * 3))
+        0.06
+    """
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+    return net

@@ -14,30 +14,19 @@ from torch import Tensor, nn
 
 from freewheel._errors import whole_number
 from freewheel.models._adapt import adapted
-from freewheel.models._blocks import conv
-from freewheel.models._init import kaiming_
+from freewheel.models._blocks import conv, kaiming_
+from freewheel.models._check import Shape
 
 # Sandler et al. (2018), table 2: expansion, channels, blocks and stride of each group.
 _MOBILENET_V2 = (
-    (1, 16, 1, 1),
-    (6, 24, 2, 2),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
-    (6, 320, 1, 1),
-)
+    (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
+)  # fmt: skip
 
 # Tan and Le (2019), table 1, without squeeze and excitation: expansion, channels, blocks, stride and kernel.
 _EFFICIENTNET_LITE0 = (
-    (1, 16, 1, 1, 3),
-    (6, 24, 2, 2, 3),
-    (6, 40, 2, 2, 5),
-    (6, 80, 3, 2, 3),
-    (6, 112, 3, 1, 5),
-    (6, 192, 4, 2, 5),
+    (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5),
     (6, 320, 1, 1, 3),
-)
+)  # fmt: skip
 
 _STEM, _LAST = 32, 1280
 
@@ -92,15 +81,12 @@ class SamePad(nn.Module):
         return f"kernel={self.kernel}, stride={self.stride}"
 
 
-def mobilenet_v2(
-    *, resize: int | None = None, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 224, 224)
-) -> nn.Sequential:
+def mobilenet_v2(*, resize: int | None = None, num_classes: int = 10, in_shape: Shape = (3, 224, 224)) -> nn.Sequential:
     """MobileNetV2 (Sandler et al. 2018) with the parameter names of torchvision.
 
     Args:
         resize: rows and columns to resize images to first.
-        num_classes: outputs of the classifier.
-        in_shape: channels, height and width of an image; any size works, and one gray channel is repeated.
+        num_classes, in_shape: as in `build`; images of any size work, and one gray channel is repeated.
 
     Example:
         >>> net = mobilenet_v2(in_shape=(1, 28, 28), resize=64)
@@ -129,7 +115,7 @@ def mobilenet_v2(
 
 
 def efficientnet_lite0(
-    *, resize: int | None = None, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 224, 224)
+    *, resize: int | None = None, num_classes: int = 10, in_shape: Shape = (3, 224, 224)
 ) -> nn.Sequential:
     """EfficientNet-Lite0 with the parameter names of the `efficientnet_lite_pytorch` package.
 
@@ -138,8 +124,7 @@ def efficientnet_lite0(
 
     Args:
         resize: rows and columns to resize images to first.
-        num_classes: outputs of the classifier.
-        in_shape: channels, height and width of an image; any size works, and one gray channel is repeated.
+        num_classes, in_shape: as in `build`; images of any size work, and one gray channel is repeated.
 
     Example:
         >>> net = efficientnet_lite0()

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import nn
 
 from freewheel._errors import number, one_of, whole_number
-from freewheel.models._blocks import BasicBlock, Bottleneck, PreActBottleneck, WideBlock, conv
-from freewheel.models._check import image_shape
-from freewheel.models._init import kaiming_
+from freewheel.models._blocks import BasicBlock, Bottleneck, PreActBottleneck, WideBlock, conv, kaiming_
+from freewheel.models._check import Shape, image_shape
 
 
 def _assemble(
-    block: Callable[[int, int, int], nn.Module],
+    block: Callable[..., nn.Module],
+    num_classes: int,
+    in_shape: Shape,
     *,
     stem: int,
     widths: Sequence[int],
     depths: Sequence[int],
-    preact: bool,
-    num_classes: int,
-    in_shape: tuple[int, int, int],
+    preact: bool = False,
 ) -> nn.Sequential:
-    """Stem, groups of `block(inputs, outputs, stride)`, average pool and classifier.
+    """Stem, groups of `block(inputs, outputs, stride=stride)`, average pool and classifier.
 
     Every group but the first halves the image. Pre-activation networks have BatchNorm and ReLU after the last
     group, others after the stem.
@@ -36,7 +36,7 @@ def _assemble(
     for i, (outputs, depth) in enumerate(zip(widths, depths, strict=True), start=1):
         group = nn.Sequential()
         for j in range(depth):
-            group.append(block(inputs, outputs, 2 if i > 1 and j == 0 else 1))
+            group.append(block(inputs, outputs, stride=2 if i > 1 and j == 0 else 1))
             inputs = outputs
         layers[f"layer{i}"] = group
     if preact:
@@ -57,37 +57,25 @@ def _blocks_per_group(depth: int, per_block: int, rest: int) -> int:
 
 
 def cifar_resnet(
-    *,
-    depth: int,
-    shortcut: str = "pad",
-    num_classes: int = 10,
-    in_shape: tuple[int, int, int] = (3, 32, 32),
+    *, depth: int, shortcut: str = "pad", num_classes: int = 10, in_shape: Shape = (3, 32, 32)
 ) -> nn.Sequential:
     """The ResNet of depth 6n + 2 with basic blocks (He et al. 2016, section 4.2).
 
     Args:
         depth: 20, 32, 44, 56, 110, 1202 in the paper.
         shortcut: `"pad"` is option A, without parameters; `"projection"` is option B, 1x1 convolutions.
-        num_classes: outputs of the classifier.
-        in_shape: channels, height and width of an image.
+        num_classes, in_shape: as in `build`.
 
     Example:
         >>> sum(p.numel() for p in cifar_resnet(depth=20).parameters())
         269722
     """
     one_of("shortcut", shortcut, ("pad", "projection"))
-    return _assemble(
-        lambda inputs, outputs, stride: BasicBlock(inputs, outputs, stride=stride, shortcut=shortcut),
-        stem=16,
-        widths=(16, 32, 64),
-        depths=[_blocks_per_group(depth, 6, 2)] * 3,
-        preact=False,
-        num_classes=num_classes,
-        in_shape=in_shape,
-    )
+    block, depths = partial(BasicBlock, shortcut=shortcut), [_blocks_per_group(depth, 6, 2)] * 3
+    return _assemble(block, num_classes, in_shape, stem=16, widths=(16, 32, 64), depths=depths)
 
 
-def preact_resnet(*, depth: int, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Sequential:
+def preact_resnet(*, depth: int, num_classes: int = 10, in_shape: Shape = (3, 32, 32)) -> nn.Sequential:
     """The pre-activation ResNet of depth 9n + 2 with bottleneck blocks (He et al. 2016b).
 
     ResNet-1001 has 10.3M parameters, and 10.2M (as published) without those of BatchNorm.
@@ -96,67 +84,40 @@ def preact_resnet(*, depth: int, num_classes: int = 10, in_shape: tuple[int, int
         >>> len(preact_resnet(depth=164).layer1)
         18
     """
-    return _assemble(
-        lambda inputs, outputs, stride: PreActBottleneck(inputs, outputs, middle=outputs // 4, stride=stride),
-        stem=16,
-        widths=(64, 128, 256),
-        depths=[_blocks_per_group(depth, 9, 2)] * 3,
-        preact=True,
-        num_classes=num_classes,
-        in_shape=in_shape,
-    )
+    depths = [_blocks_per_group(depth, 9, 2)] * 3
+    widths = (64, 128, 256)
+    return _assemble(PreActBottleneck, num_classes, in_shape, stem=16, widths=widths, depths=depths, preact=True)
 
 
-def resnet18(*, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Sequential:
+def resnet18(*, num_classes: int = 10, in_shape: Shape = (3, 32, 32)) -> nn.Sequential:
     """ResNet-18 with a 3x3 stem and no max-pool, which keeps 32x32 images at full size up to the blocks.
 
     Example:
         >>> [len(group) for group in resnet18()[3:7]]
         [2, 2, 2, 2]
     """
-    return _assemble(
-        lambda inputs, outputs, stride: BasicBlock(inputs, outputs, stride=stride),
-        stem=64,
-        widths=(64, 128, 256, 512),
-        depths=(2, 2, 2, 2),
-        preact=False,
-        num_classes=num_classes,
-        in_shape=in_shape,
-    )
+    return _assemble(BasicBlock, num_classes, in_shape, stem=64, widths=(64, 128, 256, 512), depths=(2, 2, 2, 2))
 
 
-def resnet50(*, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32)) -> nn.Sequential:
+def resnet50(*, num_classes: int = 10, in_shape: Shape = (3, 32, 32)) -> nn.Sequential:
     """ResNet-50 with a 3x3 stem and no max-pool; the 3x3 convolution of a block has the stride.
 
     Example:
         >>> [len(group) for group in resnet50()[3:7]]
         [3, 4, 6, 3]
     """
-    return _assemble(
-        lambda inputs, outputs, stride: Bottleneck(inputs, outputs, middle=outputs // 4, stride=stride),
-        stem=64,
-        widths=(256, 512, 1024, 2048),
-        depths=(3, 4, 6, 3),
-        preact=False,
-        num_classes=num_classes,
-        in_shape=in_shape,
-    )
+    return _assemble(Bottleneck, num_classes, in_shape, stem=64, widths=(256, 512, 1024, 2048), depths=(3, 4, 6, 3))
 
 
 def resnext29(
-    *,
-    cardinality: int = 8,
-    width: int = 64,
-    num_classes: int = 10,
-    in_shape: tuple[int, int, int] = (3, 32, 32),
+    *, cardinality: int = 8, width: int = 64, num_classes: int = 10, in_shape: Shape = (3, 32, 32)
 ) -> nn.Sequential:
     """ResNeXt-29 (Xie et al. 2017, section 5.3).
 
     Args:
         cardinality: groups of each 3x3 convolution.
         width: channels per group in the first blocks; 8 x 64d is the paper's smaller network.
-        num_classes: outputs of the classifier.
-        in_shape: channels, height and width of an image.
+        num_classes, in_shape: as in `build`.
 
     Example:
         >>> resnext29(cardinality=2, width=4).layer1[0].conv2
@@ -168,22 +129,16 @@ def resnext29(
         lambda inputs, outputs, stride: Bottleneck(
             inputs, outputs, middle=middle * outputs // 256, stride=stride, groups=groups
         ),
+        num_classes,
+        in_shape,
         stem=64,
         widths=(256, 512, 1024),
         depths=(3, 3, 3),
-        preact=False,
-        num_classes=num_classes,
-        in_shape=in_shape,
     )
 
 
 def wide_resnet(
-    *,
-    depth: int,
-    widen: int,
-    dropout: float = 0.0,
-    num_classes: int = 10,
-    in_shape: tuple[int, int, int] = (3, 32, 32),
+    *, depth: int, widen: int, dropout: float = 0.0, num_classes: int = 10, in_shape: Shape = (3, 32, 32)
 ) -> nn.Sequential:
     """The wide ResNet of depth 6n + 4 (Zagoruyko and Komodakis 2016).
 
@@ -191,8 +146,7 @@ def wide_resnet(
         depth: 28 for WRN-28-10.
         widen: the widening factor, 10 for WRN-28-10.
         dropout: dropout probability between the convolutions of a block.
-        num_classes: outputs of the classifier.
-        in_shape: channels, height and width of an image.
+        num_classes, in_shape: as in `build`.
 
     Example:
         >>> wide_resnet(depth=10, widen=2).fc
@@ -200,13 +154,6 @@ def wide_resnet(
     """
     if number("dropout", dropout, least=0, hint="a probability below 1") >= 1:
         raise ValueError(f"dropout={dropout}: give a probability below 1")
-    whole_number("widen", widen, least=1)
-    return _assemble(
-        lambda inputs, outputs, stride: WideBlock(inputs, outputs, stride=stride, dropout=dropout),
-        stem=16,
-        widths=(16 * widen, 32 * widen, 64 * widen),
-        depths=[_blocks_per_group(depth, 6, 4)] * 3,
-        preact=True,
-        num_classes=num_classes,
-        in_shape=in_shape,
-    )
+    widths = [width * whole_number("widen", widen, least=1) for width in (16, 32, 64)]
+    block, depths = partial(WideBlock, dropout=dropout), [_blocks_per_group(depth, 6, 4)] * 3
+    return _assemble(block, num_classes, in_shape, stem=16, widths=widths, depths=depths, preact=True)

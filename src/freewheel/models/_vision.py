@@ -9,6 +9,7 @@ from torch import nn
 
 from freewheel._errors import whole_number
 from freewheel.models._adapt import adapted
+from freewheel.models._check import Shape
 
 # The first layers of the second, third and fourth stage; what precedes the blocks is in the first stage, what
 # follows them in the last. The paper counts 13 layers in the core of MobileNetV3-Small, which has 11
@@ -23,7 +24,7 @@ CUTS = {
 
 
 def torchvision_net(
-    *, net: str, resize: int | None = None, num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 224, 224)
+    *, net: str, resize: int | None = None, num_classes: int = 10, in_shape: Shape = (3, 224, 224)
 ) -> nn.Sequential:
     """A network of torchvision as an `nn.Sequential`, with the same layers, parameter names and results.
 
@@ -32,8 +33,7 @@ def torchvision_net(
     Args:
         net: a name in `CUTS`.
         resize: rows and columns to resize images to first.
-        num_classes: outputs of the classifier.
-        in_shape: channels (1 or 3), height and width of an image; one gray channel is repeated.
+        num_classes, in_shape: as in `build`, with 1 or 3 channels; one gray channel is repeated.
     """
     layers, channels = adapted(in_shape, resize)
     if channels != 3:

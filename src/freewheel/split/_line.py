@@ -92,7 +92,7 @@ def make_line(traced: Traced, values: Values) -> Line:
             position[node] = 0
         elif _is_access(node, values.structures):
             position[node] = position[node.all_input_nodes[0]]
-        elif _is_free(node, values.structures):
+        elif node.op == "get_attr" or (node.op != "call_module" and values.structures[node].plain):  # free
             if not node.users:  # a check such as torch._assert runs once, in its place
                 position[node] = max(len(units) - 1, 0)
         else:
@@ -137,11 +137,6 @@ def _is_access(node: fx.Node, structures: dict[fx.Node, Structure]) -> bool:
     return structures[source].several or (node.target is operator.getitem and isinstance(index, str))
 
 
-def _is_free(node: fx.Node, structures: dict[fx.Node, Structure]) -> bool:
-    """Whether every stage may compute the node for itself."""
-    return node.op == "get_attr" or (node.op != "call_module" and structures[node].plain)
-
-
 def _last_uses(graph: fx.Graph, position: dict[fx.Node, int], end: int) -> dict[fx.Node, int]:
     """For each node that is not free, the position of the last unit that needs its value."""
     last: dict[fx.Node, int] = {}
@@ -165,8 +160,7 @@ def _writes(values: Values, crossing: dict[fx.Node, range], position: dict[fx.No
     """For each cut, the values that cross it and are changed in place after it."""
     found: dict[int, dict[str, None]] = {}
     for value, writer in values.writes:
-        if value in crossing and writer in position:
-            for cut in crossing[value]:
-                if cut <= position[writer]:
-                    found.setdefault(cut, {})[f"'{value.name}'"] = None
+        for cut in crossing.get(value, ()):
+            if cut <= position.get(writer, -1):
+                found.setdefault(cut, {})[f"'{value.name}'"] = None
     return found

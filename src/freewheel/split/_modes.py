@@ -10,12 +10,7 @@ from torch import fx
 
 from freewheel.split._tree import container, entries, rebuild, tensors
 
-
-class Difference(NamedTuple):
-    """A submodule ("" for the model) that depends on the mode, and its first call that does."""
-
-    module: str
-    call: str
+Difference = tuple[str, str]  # a submodule ("" for the model) that depends on the mode, and its first call that does
 
 
 class _Step(NamedTuple):
@@ -56,7 +51,7 @@ def merge(
         The submodules whose arguments or constants (``others`` in evaluation) cannot be merged, none if all can.
     """
     same: dict[fx.Node, fx.Node] = {}
-    found: dict[str, Difference] = {}
+    found: dict[str, str] = {}
     for one, two in zip(list(training.nodes), list(evaluation.nodes)):
         same[two] = one
         if any(found.keys() & set(stack(node)) for node in (one, *one.all_input_nodes)):
@@ -67,8 +62,8 @@ def merge(
             one.args = _join(one, one.args, fx.map_arg(two.args, same.__getitem__))
             one.kwargs = _join(one, one.kwargs, fx.map_arg(two.kwargs, same.__getitem__))
         except ValueError:
-            found.setdefault(caller(one), Difference(caller(one), str(one.target)))
-    return list(found.values())
+            found.setdefault(caller(one), str(one.target))
+    return list(found.items())
 
 
 def stack(node: fx.Node) -> list[str]:
@@ -85,16 +80,14 @@ def caller(node: fx.Node) -> str:
 def _branches(ones: list[fx.Node], twos: list[fx.Node], depth: int, module: str) -> list[Difference]:
     both = _steps(ones, depth), _steps(twos, depth)
     within = [{step.target: step for step in steps if step.op == "within"} for steps in both]
-    found = {
-        Difference(t, str((within[0] | within[1])[t].nodes[0].target)) for t in within[0].keys() ^ within[1].keys()
-    }
+    found = {(t, str((within[0] | within[1])[t].nodes[0].target)) for t in within[0].keys() ^ within[1].keys()}
     for target in within[0].keys() & within[1].keys():
         for mine, other in zip(*([s.nodes for s in steps if s[:2] == ("within", target)] for steps in both)):
             found |= set(_branches(mine, other, depth + 1, target))
     same = list(takewhile(lambda pair: pair[0][:2] == pair[1][:2], zip(*both)))
     longer = max(both, key=len)
     if not found and len(same) < len(longer):
-        return [Difference(module, str(longer[len(same)].target))]
+        return [(module, str(longer[len(same)].target))]
     return sorted(found)
 
 
@@ -103,9 +96,9 @@ def _steps(nodes: list[fx.Node], depth: int) -> list[_Step]:
 
     def step(node: fx.Node) -> tuple[str, str, Any]:
         calls = list(node.meta.get("nn_module_stack", {}).items())[: -1 if node.op == "call_module" else None]
-        return (
-            (calls[depth][0], "within", calls[depth][1][0]) if len(calls) > depth else (node.name, node.op, node.target)
-        )
+        if len(calls) <= depth:
+            return node.name, node.op, node.target
+        return calls[depth][0], "within", calls[depth][1][0]
 
     return [_Step(op, target, list(group)) for (_, op, target), group in groupby(nodes, step)]
 

@@ -69,11 +69,8 @@ def _owned(line: Line, node: fx.Node) -> Iterator[_Owned]:
         target = str(needed.target)
         value = line.traced.fetch(target)
         if isinstance(value, nn.Module):
-            for name, tensor in [
-                *value.named_parameters(remove_duplicate=False),
-                *value.named_buffers(remove_duplicate=False),
-            ]:
-                yield _Owned(tensor, f"{target}.{name}", target)
+            for named in (value.named_parameters, value.named_buffers):
+                yield from (_Owned(t, f"{target}.{name}", target) for name, t in named(remove_duplicate=False))
         elif target not in line.traced.constants:
             yield from (_Owned(tensor, target, "") for tensor in tensors(value))
 

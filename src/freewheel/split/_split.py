@@ -157,7 +157,7 @@ def _line_of(model: nn.Module, example: Any, balance: Sequence[int] | None, outp
 
 def _agree(one: Any, two: Any) -> bool:
     ones, twos = list(tensors(one)), list(tensors(two))
-    return len(ones) == len(twos) and all(_close(a, b) for a, b in zip(ones, twos))
+    return len(ones) == len(twos) and all(map(_close, ones, twos))
 
 
 def _close(one: Tensor, two: Tensor) -> bool:

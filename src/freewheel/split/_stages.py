@@ -44,28 +44,17 @@ def _compile(graph: fx.Graph) -> Any:
 def make_stages(line: Line, spans: list[tuple[int, int]]) -> list[nn.Module]:
     """One module for each span of units."""
     plain = line.traced.sequential and line.units[0].all_input_nodes[0].op == "placeholder"
-    if plain and all(line.structures[line.units[start - 1]].is_message for start, _ in spans[1:]):
+    if plain and all(line.structures[line.units[start - 1]].is_message() for start, _ in spans[1:]):
         return [_sequential(line, start, end) for start, end in spans]
     return [_graph_stage(line, start, end) for start, end in spans]
 
 
 def _sequential(line: Line, start: int, end: int) -> nn.Module:
-    stage = _like(line.model, nn.Sequential())
+    stage = nn.Sequential()
+    stage.training = line.model.training
     for unit in line.units[start:end]:
-        *prefix, name = str(unit.target).split(".")
-        place, path = stage, ""
-        for step in prefix:
-            path = f"{path}.{step}" if path else step
-            if step not in dict(place.named_children()):
-                place.add_module(step, _like(line.traced.fetch(path), nn.Sequential()))
-            place = place.get_submodule(step)
-        place.add_module(name, line.traced.fetch(str(unit.target)))
+        _install(stage, line, str(unit.target), nn.Sequential)
     return stage
-
-
-def _like(original: nn.Module, container: nn.Module) -> nn.Module:
-    container.training = original.training
-    return container
 
 
 def _graph_stage(line: Line, start: int, end: int) -> nn.Module:
@@ -73,19 +62,20 @@ def _graph_stage(line: Line, start: int, end: int) -> nn.Module:
     stage.training = line.model.training
     targets = {str(n.target) for n in stage._fw_graph.nodes if n.op in ("call_module", "get_attr")}
     for target in sorted(targets, key=lambda t: (t.count("."), t)):
-        _install(stage, line, target)
+        _install(stage, line, target, nn.Module)
     return stage
 
 
-def _install(stage: nn.Module, line: Line, target: str) -> None:
-    """Give the stage what the model has under this name."""
+def _install(stage: nn.Module, line: Line, target: str, container: type[nn.Module]) -> None:
+    """Give the stage what the model has under this name, inside of new containers."""
     *prefix, name = target.split(".")
     place, path = stage, ""
     for step in prefix:
         path = f"{path}.{step}" if path else step
         original = line.traced.fetch(path)
-        if step not in dict(place.named_children()):
-            place.add_module(step, _like(original, nn.Module()))
+        if step not in place._modules:
+            place.add_module(step, container())
+            place.get_submodule(step).training = original.training
         place = place.get_submodule(step)
         if place is original:
             return  # the stage already has the whole submodule

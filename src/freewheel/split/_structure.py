@@ -14,20 +14,10 @@ Path = tuple[Any, ...]
 
 
 class Structure:
-    """What a value consists of.
+    """What a value consists of."""
 
-    Attributes:
-        plain: Whether it holds no tensor.
-        several: Whether it may hold more than one.
-    """
-
-    plain: ClassVar[bool] = False
-    several: ClassVar[bool] = False
-
-    @property
-    def is_message(self) -> bool:
-        """Whether it crosses a cut as it is."""
-        return False
+    plain: ClassVar[bool] = False  # it holds no tensor
+    several: ClassVar[bool] = False  # it may hold more than one
 
     def leaves(self, path: Path = ()) -> Iterator[tuple[Path, int]]:
         """The tensors, each as the indices that lead to it and its number of elements."""
@@ -41,16 +31,17 @@ class Structure:
         """The value, with its tensors taken from what the next stage received."""
         raise NotImplementedError
 
+    def is_message(self) -> bool:
+        """Whether it crosses a cut as it is: one tensor, or a tuple of several."""
+        paths = [path for path, _ in self.leaves()]
+        return self.assemble({path: path for path in paths}) == (paths[0] if len(paths) == 1 else tuple(paths))
+
 
 @dataclass(frozen=True)
 class OneTensor(Structure):
     """A tensor, with its number of elements (1 if unknown)."""
 
     elements: int = 1
-
-    @property
-    def is_message(self) -> bool:
-        return True
 
     def leaves(self, path: Path = ()) -> Iterator[tuple[Path, int]]:
         yield path, self.elements
@@ -67,9 +58,8 @@ class Plain(Structure):
     plain = True
 
     def obstacle(self, *, nested: bool = False) -> str:
-        if nested and self.value is None:
-            return ""
-        return f"is a {type(self.value).__name__} and only tensors can be sent"
+        allowed = nested and self.value is None
+        return "" if allowed else f"is a {type(self.value).__name__} and only tensors can be sent"
 
     def assemble(self, received: Mapping[Path, Any], path: Path = ()) -> Any:
         return self.value
@@ -100,12 +90,6 @@ class Several(Structure):
     kind: type
     entries: Mapping[Any, Structure]
     several = True
-
-    @property
-    def is_message(self) -> bool:
-        """Whether it is a tuple of two or more tensors."""
-        flat = all(entry.is_message and not entry.several for entry in self.entries.values())
-        return self.kind is tuple and len(self.entries) > 1 and flat
 
     def leaves(self, path: Path = ()) -> Iterator[tuple[Path, int]]:
         for key, entry in self.entries.items():

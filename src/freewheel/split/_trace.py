@@ -92,12 +92,7 @@ def is_plain_sequential(module: nn.Module) -> bool:
 
 
 def trace(model: nn.Module, example: Any) -> Traced:
-    """Trace any model whose own forward can be traced.
-
-    Args:
-        model: The model.
-        example: What the model is called with, or None for one tensor.
-    """
+    """Trace any model whose own forward can be traced; without an example it takes one tensor."""
     whole: list[str] = []
     while True:
         training, constants = record(model, example, whole, training=True)
@@ -108,11 +103,11 @@ def trace(model: nn.Module, example: Any) -> Traced:
         found = branches(training, evaluation) or merge(training, evaluation, constants, others)
         if not found:
             return Traced(model, training, constants, tuple(whole))
-        inner = [difference.module for difference in found if difference.module]
+        inner = [module for module, _ in found if module]
         if not inner:
             raise ValueError(
                 f"model: {type(model).__name__}.forward takes another path in training than in evaluation "
-                f"(first at '{found[0].call}'): move the branch into a submodule, which is then kept whole, "
+                f"(first at '{found[0][1]}'): move the branch into a submodule, which is then kept whole, "
                 f"{MANUAL_SPLIT}"
             )
         whole += inner

@@ -19,16 +19,9 @@ MANUAL_SPLIT = "or cut by hand: a list of stages is always accepted: fw.Trainer(
 
 
 def record(model: nn.Module, example: Any, whole: list[str], *, training: bool) -> tuple[fx.Graph, dict[str, Any]]:
-    """Trace the model in one mode.
+    """Trace the model in one mode; return the graph and the constants it refers to.
 
-    Args:
-        model: The model.
-        example: What it is called with, or None for one tensor.
-        whole: The submodules to record as a single call. Those that cannot be traced are added.
-        training: The mode.
-
-    Returns:
-        The graph, and the constants it refers to.
+    The submodules in `whole` are recorded as single calls. Those that cannot be traced are added to it.
     """
     known = set(vars(model))
     while True:
@@ -44,9 +37,7 @@ def record(model: nn.Module, example: Any, whole: list[str], *, training: bool) 
             else:
                 if not tracer.untraceable:
                     used = {str(node.target) for node in graph.nodes if node.op == "get_attr"} - known
-                    return graph, {
-                        name: map_tensors(Tensor.detach, value) for name, value in vars(model).items() if name in used
-                    }
+                    return graph, {n: map_tensors(Tensor.detach, v) for n, v in vars(model).items() if n in used}
         whole += tracer.untraceable
 
 

@@ -161,17 +161,11 @@ def _write_target(traced: Traced, node: fx.Node) -> Any:
     """The node whose tensor this one changes in place, if its name implies that."""
     if not node.args:
         return None
-    name = _name(node)
-    in_place = (
-        vars(traced.fetch(str(node.target))).get("inplace") is True
-        if node.op == "call_module"
-        else node.op in ("call_function", "call_method")
-        and (
-            node.kwargs.get("inplace") is True
-            or node.target in _IN_PLACE_OPERATORS
-            or (name.endswith("_") and not name.endswith("__"))
-        )
-    )
+    if node.op == "call_module":
+        in_place = vars(traced.fetch(str(node.target))).get("inplace") is True
+    else:
+        named = node.target in _IN_PLACE_OPERATORS or (_name(node).endswith("_") and not _name(node).endswith("__"))
+        in_place = node.op in ("call_function", "call_method") and (named or node.kwargs.get("inplace") is True)
     return node.args[0] if in_place else None
 
 
