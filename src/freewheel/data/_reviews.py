@@ -115,7 +115,7 @@ def reviews(
 
 
 def _encoded(half: Reviews, index: dict[str, int], steps: int, limit: int | None) -> tuple[Tensor, Tensor]:
-    order = alternate(half.labels)[:limit]
+    order = interleave_classes(half.labels)[:limit]
     sequences = torch.full((len(order), steps), PADDING)
     for row, i in enumerate(order):
         found = [index.get(word, UNKNOWN) for word in words_of(half.texts[i])[-steps:]]
@@ -123,11 +123,11 @@ def _encoded(half: Reviews, index: dict[str, int], steps: int, limit: int | None
     return sequences, torch.tensor([half.labels[i] for i in order])
 
 
-def alternate(labels: Sequence[int]) -> list[int]:
+def interleave_classes(labels: Sequence[int]) -> list[int]:
     """The indices of all labels, reordered so that the classes alternate as long as possible.
 
     Example:
-        >>> alternate([0, 0, 0, 1, 1])
+        >>> interleave_classes([0, 0, 0, 1, 1])
         [0, 3, 1, 4, 2]
     """
     seen: dict[int, int] = {}

@@ -35,7 +35,7 @@ def check_owners(line: Line, spans: list[tuple[int, int]]) -> None:
         for owned in (o for node in nodes for o in _owned(line, node)):
             first, other = owners.setdefault(id(owned.tensor), (stage, owned))
             if first != stage and not _may_be_shared(line, owned, other):
-                raise ValueError(_shared(owned, stage, other, first))
+                raise ValueError(_shared_tensor(owned, stage, other, first))
 
 
 def parameter_counts(line: Line) -> list[int]:
@@ -80,7 +80,7 @@ def _may_be_shared(line: Line, one: _Owned, two: _Owned) -> bool:
     return one.kind == "buffer" and not one.module and not two.module and one.name not in line.written
 
 
-def _shared(owned: _Owned, stage: int, other: _Owned, first: int) -> str:
+def _shared_tensor(owned: _Owned, stage: int, other: _Owned, first: int) -> str:
     if owned.name != other.name:
         what = f"'{other.name}' (stage {first}) and '{owned.name}' (stage {stage}) are one shared {owned.kind}"
         way = "untie them"

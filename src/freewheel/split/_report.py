@@ -1,4 +1,4 @@
-"""What a split gives back: the stages and what they are expected to cost."""
+"""The result of a split: the stages and their predicted costs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class SplitReport:
-    """Which units went to which stage and what each stage costs.
+    """The units and the cost of each stage.
 
     Attributes:
         costs: The cost of each stage.
@@ -18,7 +18,7 @@ class SplitReport:
             ``"units"``.
         names: The names of the units of each stage, in execution order: the qualified name of a
             submodule, or the name of an operation such as ``add_1``.
-        unused: Parameters and buffers of the model that its forward never touches, so no stage owns them.
+        unused: Parameters and buffers that forward never uses and no stage owns.
 
     Example:
         >>> report = SplitReport(costs=(30, 10), unit="parameters", names=(("conv", "relu"), ("fc",)))
@@ -36,7 +36,7 @@ class SplitReport:
 
     @property
     def speedup(self) -> float:
-        """Total cost over the largest: how much faster than one worker, if no stage ever waits."""
+        """Total cost over the largest: the speed-up over one worker if no stage ever waits."""
         return sum(self.costs) / max(self.costs) if max(self.costs) > 0 else 1.0
 
     def __str__(self) -> str:
@@ -50,12 +50,12 @@ class SplitReport:
         count = f"{len(self.costs)} stage{'s' if len(self.costs) > 1 else ''}"
         lines.append(f"predicted speed-up: {self.speedup:.2f} with {count}")
         if self.unused:
-            lines.append(f"in no stage, for forward never uses them: {', '.join(self.unused)}")
+            lines.append(f"in no stage because forward never uses them: {', '.join(self.unused)}")
         return "\n".join(lines)
 
 
 class Stages(list[nn.Module]):
-    """The stages of a model, in order: a list of modules that also knows where it comes from.
+    """The stages of a model, in order: a list of modules with the model they come from.
 
     Attributes:
         model: The model that was split. The stages hold its own parameters and buffers, so training the

@@ -103,7 +103,7 @@ class Several(Structure):
         return values if self.kind is dict else self.kind(values.values())
 
 
-def describe(value: Any) -> Structure:
+def structure_of(value: Any) -> Structure:
     """The structure of a value that is at hand."""
     if isinstance(value, Tensor):
         return OneTensor(value.numel())
@@ -111,4 +111,4 @@ def describe(value: Any) -> Structure:
         return Plain(value)
     kind = container(value)
     assert kind is not None
-    return Several(kind, {key: describe(entry) for key, entry in entries(value)})
+    return Several(kind, {key: structure_of(entry) for key, entry in entries(value)})

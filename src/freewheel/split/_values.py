@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from freewheel.split._modes import when
-from freewheel.split._structure import OneTensor, Plain, Structure, Unknown, describe
+from freewheel.split._structure import OneTensor, Plain, Structure, Unknown, structure_of
 from freewheel.split._trace import Traced
 from freewheel.split._tree import holds_tensor, map_tensors, tensors
 from freewheel.split._undisturbed import undisturbed
@@ -55,7 +55,7 @@ def observe(traced: Traced, example: Any) -> Values:
                 before = {n: _versions(values[n]) for n in sorted(exposed, key=order.__getitem__)}
                 values[node] = traced.run(node, values.__getitem__)
                 found.writes += [(n, node) for n, versions in before.items() if versions != _versions(values[n])]
-            found.structures[node] = describe(values[node])
+            found.structures[node] = structure_of(values[node])
             for memory in {_memory(t) for t in tensors(values[node])}:
                 sharing[memory].append(node)
     return found
