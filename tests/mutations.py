@@ -282,7 +282,7 @@ def occurrences(mutation: Mutation, checkout: Path) -> int:
 
 
 def first_failure(checkout: Path, *arguments: str) -> str | None:
-    """The first test that fails, with what it says; None if none does."""
+    """The first test that fails, or file of tests that cannot be read, with what it says; None if there is none."""
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", f"--timeout={HANG_SECONDS}", *arguments]
     path = os.pathsep.join(str(checkout / folder) for folder in ("src", "tests"))
     environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "250"}
@@ -295,7 +295,7 @@ def first_failure(checkout: Path, *arguments: str) -> str | None:
             os.killpg(process.pid, signal.SIGKILL)  # what a test that hung has left
         log.seek(0)
         output = log.read()
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+::.*)$", output, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+)$", output, re.MULTILINE)
     if failed is None and process.returncode != 0:
         raise RuntimeError(f"the tests did not run:\n{output[-3000:]}")
     return None if failed is None else failed[1]
@@ -305,7 +305,9 @@ def try_out(mutation: Mutation, checkout: Path) -> tuple[bool, str]:
     """Whether `make test` finds an error, and by what."""
     file = checkout / "src/freewheel" / mutation.file
     original = file.read_text()
-    file.write_text(original.replace(mutation.text, mutation.replacement))
+    changed = original.replace(mutation.text, mutation.replacement)
+    compile(changed, mutation.file, "exec")  # it is an error in what the code does
+    file.write_text(changed)
     try:
         failure = first_failure(checkout, *QUICK)
     finally:
