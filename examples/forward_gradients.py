@@ -1,6 +1,6 @@
-"""Learning without a backward pass: forward gradients on real handwritten digits, with and without waiting.
+"""Learning without a backward pass: forward gradients on real handwritten digits, synchronous and asynchronous.
 
-`python examples/forward_gradients.py` takes some minutes, with `--quick` some seconds.
+`python examples/forward_gradients.py` takes minutes, with `--quick` seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import freewheel as fw
 METHODS = {
     "fgd": fw.FGD(),
     "asyncfgd": fw.AsyncFGD(),
-    "asyncfgd, moved activations": fw.AsyncFGD(perturb="activations"),
+    "asyncfgd, perturbed activations": fw.AsyncFGD(perturb="activations"),
 }
 
 
@@ -33,7 +33,7 @@ def stages() -> list[nn.Module]:
 
 
 def train(method: fw.Method, seed: int, epochs: int) -> float:
-    """The accuracy on the test images."""
+    """Train with a method; returns the test accuracy."""
     data = fw.data.load("digits", seed=seed)
     torch.manual_seed(seed)
     trainer = fw.Trainer(
@@ -42,7 +42,7 @@ def train(method: fw.Method, seed: int, epochs: int) -> float:
         loss=F.cross_entropy,
         optimizer=partial(torch.optim.Adam, lr=2.5e-3),
         scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=epochs * len(data.train)),
-        runtime="simulate",  # the same weights as on threads, which such small layers would not keep busy
+        runtime="simulate",  # gives the same weights as threads, which layers this small would not keep busy
         seed=seed,
         threads=1,
     )
@@ -51,19 +51,19 @@ def train(method: fw.Method, seed: int, epochs: int) -> float:
 
 
 def main() -> None:
-    """Trains with every method and seed, and prints a table."""
+    """Train with every method and seed, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each method")
     parser.add_argument("--epochs", type=int, default=400, help="passes over the 1,437 images")
     parser.add_argument("--quick", action="store_true", help="one seed, 10 epochs")
     chosen = parser.parse_args()
     seeds, epochs = (1, 10) if chosen.quick else (chosen.seeds, chosen.epochs)
-    print(f"{'test accuracy':30}{'mean':>8}{'lowest':>8}{'highest':>8}{'seconds a run':>15}")
+    print(f"{'test accuracy':33}{'mean':>8}{'lowest':>8}{'highest':>8}{'seconds per run':>17}")
     for name, method in METHODS.items():
         begun = time.perf_counter()
         found = [train(method, seed, epochs) for seed in range(seeds)]
         seconds = (time.perf_counter() - begun) / seeds
-        print(f"{name:30}{mean(found):8.1%}{min(found):8.1%}{max(found):8.1%}{seconds:15.0f}", flush=True)
+        print(f"{name:33}{mean(found):8.1%}{min(found):8.1%}{max(found):8.1%}{seconds:17.0f}", flush=True)
 
 
 if __name__ == "__main__":
