@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -60,20 +60,29 @@ class Laps:
 
 def pytorch_runs(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
     """Plain PyTorch on one core and on all cores."""
-    return {f"{n} core{'s' * (n > 1)}": _loop(n) for n in sorted({1, cores()})}
+    return {f"{n} core{'s' * (n > 1)}": backprop(network(), threads=n) for n in sorted({1, cores()})}
 
 
-def _loop(threads: int) -> Turn:
-    model = network()
-    optimizer = OPTIMIZER(model.parameters())
+def backprop(model: Any, *, threads: int = 1, **optimizer: Any) -> Turn:
+    """Plain PyTorch training on this number of threads."""
+    sgd = OPTIMIZER(model.parameters(), **optimizer)
+
+    def step(x: Tensor, target: Tensor) -> None:
+        sgd.zero_grad()
+        F.cross_entropy(model(x), target).backward()
+        sgd.step()
+
+    return timed_steps(step, threads)
+
+
+def timed_steps(step: Callable[[Tensor, Tensor], object], threads: int = 1) -> Turn:
+    """The time of a step for each batch, on this number of threads."""
 
     def turn(batches: Batches) -> float:
         with intra_op_threads(threads):
             started = time.perf_counter()
             for x, target in batches:
-                optimizer.zero_grad()
-                F.cross_entropy(model(x), target).backward()
-                optimizer.step()
+                step(x, target)
             return time.perf_counter() - started
 
     return turn
@@ -84,19 +93,16 @@ def _by_hand(cut: Cut) -> Turn:
     first, second = stages_of(cut)
     optimizers = OPTIMIZER(first.parameters(), foreach=True), OPTIMIZER(second.parameters(), foreach=True)
 
-    def turn(batches: Batches) -> float:
-        started = time.perf_counter()
-        for x, target in batches:
-            h = first(x)
-            sent = tuple(t.detach().requires_grad_() for t in (h if isinstance(h, tuple) else (h,)))
-            F.cross_entropy(second(sent if isinstance(h, tuple) else sent[0]), target).backward()
-            torch.autograd.backward(h, [t.grad for t in sent])
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-        return time.perf_counter() - started
+    def step(x: Tensor, target: Tensor) -> None:
+        h = first(x)
+        sent = tuple(t.detach().requires_grad_() for t in (h if isinstance(h, tuple) else (h,)))
+        F.cross_entropy(second(sent if isinstance(h, tuple) else sent[0]), target).backward()
+        torch.autograd.backward(h, [t.grad for t in sent])
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
 
-    return turn
+    return timed_steps(step)
 
 
 def pipelining_runs(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:

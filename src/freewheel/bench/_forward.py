@@ -8,18 +8,12 @@ turns, and the medians over the turns count.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
-
-import torch
 
 from freewheel.bench._forward_contenders import freewheel_steps, pytorch_steps
 from freewheel.bench._jax import jax_steps
-from freewheel.bench._machine import machine
-from freewheel.bench._network import SHAPE, network
-from freewheel.bench._speed import rows_of, take_turns
+from freewheel.bench._speed import run_teams
 from freewheel.bench._team import Team
-from freewheel.split import split
 
 # The time of the first divided by the time of the second.
 RATIOS = {
@@ -56,31 +50,14 @@ def forward(
         For each batch size its `rows` (one per contender), its `ratios` of times, and its `speed_ups` of two stages on
         two cores over one.
     """
-    with ExitStack() as stack:
-        teams = [Team("freewheel", freewheel_steps), Team("PyTorch", pytorch_steps), Team("JAX", jax_steps)]
-        for team in teams:
-            stack.callback(team.stop)
-        return {str(size): _measure(teams, size, repeats, seconds, log) for size in batch_sizes}
+    log("compiling takes a minute or two at each batch size")
+    teams = [Team("freewheel", freewheel_steps), Team("PyTorch", pytorch_steps), Team("JAX", jax_steps)]
+    return run_teams(teams, batch_sizes, repeats, seconds, log, _compare, by="forward")
 
 
-def _measure(
-    teams: Sequence[Team], batch_size: int, repeats: int, seconds: float, log: Callable[[str], Any]
-) -> dict[str, Any]:
-    report = split(network(), 2, example=torch.randn(batch_size, *SHAPE), by="forward", threads=1).report
-    cut = tuple(len(names) for names in report.names)
-    steps = max(10, round(seconds / sum(report.costs)))
-    log(f"batch size {batch_size}: compiling, which takes a minute or two")
-    times = take_turns(teams, batch_size, cut, steps, repeats, log)
-    rows = rows_of(times, batch_size)
+def _compare(rows: list[dict[str, Any]]) -> dict[str, Any]:
     took = {row["name"]: row["seconds"] for row in rows}
-    return {
-        "rows": rows,
-        "ratios": _ratios(took, RATIOS),
-        "speed_ups": _ratios(took, SPEED_UPS),
-        "cut": report.names[1][0],
-        "steps": steps,
-        "machine": machine(),
-    }
+    return {"ratios": _ratios(took, RATIOS), "speed_ups": _ratios(took, SPEED_UPS)}
 
 
 def _ratios(took: Mapping[str, float], pairs: Mapping[str, tuple[str, str]]) -> dict[str, float]:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from freewheel._cores import intra_op_threads
-from freewheel.bench._contenders import timed_trainer
+from freewheel.bench._contenders import backprop, timed_steps, timed_trainer
 from freewheel.bench._network import OPTIMIZER, Cut, network, stages_of
-from freewheel.bench._team import Batches, Turn
+from freewheel.bench._team import Turn
 from freewheel.methods import FGD, AsyncFGD
 
 # A step size at which noisy gradients keep the weights finite throughout a turn.
@@ -34,29 +29,8 @@ def freewheel_steps(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str
 
 def pytorch_steps(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
     """Plain PyTorch on one core: backpropagation, eager and compiled, and `torch.func.jvp`."""
-    return {"bp, eager": _backprop(network()), "bp, compiled": _backprop(torch.compile(network())), "func.jvp": _jvp()}
-
-
-def _loop(step: Callable[[Tensor, Tensor], Any]) -> Turn:
-    def turn(batches: Batches) -> float:
-        with intra_op_threads(1):
-            started = time.perf_counter()
-            for x, target in batches:
-                step(x, target)
-            return time.perf_counter() - started
-
-    return turn
-
-
-def _backprop(model: Any) -> Turn:
-    optimizer = OPTIMIZER(model.parameters(), lr=SMALL)
-
-    def step(x: Tensor, target: Tensor) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), target).backward()
-        optimizer.step()
-
-    return _loop(step)
+    eager, compiled = network(), torch.compile(network())
+    return {"bp, eager": backprop(eager, lr=SMALL), "bp, compiled": backprop(compiled, lr=SMALL), "func.jvp": _jvp()}
 
 
 def _jvp() -> Turn:
@@ -79,4 +53,4 @@ def _jvp() -> Turn:
             weight.grad = u[name] * d
         optimizer.step()
 
-    return _loop(step)
+    return timed_steps(step)

@@ -26,7 +26,7 @@ def jax_steps(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn
         import jax
     except ImportError:
         return {}
-    step, state = _step(jax)
+    step, state = _step(jax), _state(jax)
 
     def turn(batches: Batches) -> float:
         nonlocal state
@@ -40,8 +40,8 @@ def jax_steps(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn
     return {"jit(jvp)": turn}
 
 
-def _step(jax: Any) -> tuple[Callable[..., Any], Any]:
-    """A compiled training step, and its initial state: weights, running statistics, momentum."""
+def _step(jax: Any) -> Callable[..., Any]:
+    """A compiled training step."""
     np, lax = jax.numpy, jax.lax
 
     def conv(x: Any, w: Any, stride: int = 1) -> Any:
@@ -88,13 +88,19 @@ def _step(jax: Any) -> tuple[Callable[..., Any], Any]:
         weights = jax.tree.map(lambda w, v: w - 1e-5 * v, weights, velocity)
         return (weights, running, velocity), value
 
+    return step
+
+
+def _state(jax: Any) -> Any:
+    """The initial state: weights, running statistics, momentum."""
+    np, key = jax.numpy, jax.random.key(0)
+
     def unit(inputs: int, outputs: int) -> dict[str, Any]:
         nonlocal key
         key, sub = jax.random.split(key)
         kernel = jax.random.normal(sub, (3, 3, inputs, outputs)) * (2 / (9 * outputs)) ** 0.5
         return {"conv": kernel, "w": np.ones(outputs), "b": np.zeros(outputs)}
 
-    key = jax.random.key(0)
     weights: dict[str, Any] = {"stem": unit(3, WIDTHS[0]), "groups": []}
     inputs = WIDTHS[0]
     for outputs in WIDTHS:
@@ -106,4 +112,4 @@ def _step(jax: Any) -> tuple[Callable[..., Any], Any]:
     weights["fc"] = {"w": jax.random.normal(key, (inputs, 10)) * 0.1, "b": np.zeros(10)}
     units = [weights["stem"], *(half for group in weights["groups"] for block in group for half in block)]
     running = [(np.zeros_like(p["b"]), np.ones_like(p["w"])) for p in units]
-    return step, (weights, running, jax.tree.map(np.zeros_like, weights))
+    return weights, running, jax.tree.map(np.zeros_like, weights)

@@ -27,7 +27,7 @@ EXPECTED = (  # a ratio: contender, sweep and value of both sides, and the large
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Sweep:
     """A network with one size that varies."""
 
@@ -44,48 +44,20 @@ class Sweep:
 
 
 _CONV = Net(kind="conv", depth=18, width=3)
+_BN = "with BatchNorm and ReLU on 32x32 images"
 SWEEPS = (
     Sweep(
-        name="fc-depth",
-        title="fully connected layers of 512, batches of 64",
-        axis="depth",
-        unit="layers",
-        values=(2, 4, 8, 16, 32, 64),
-        net=Net(kind="fc", depth=2, width=512),
+        "fc-depth", "fully connected layers of 512, batches of 64", "depth", "layers", (2, 4, 8, 16, 32, 64),
+        Net(kind="fc", depth=2, width=512),
     ),
     Sweep(
-        name="rnn-length",
-        title="2 recurrent layers of 128, batches of 64",
-        axis="length",
-        unit="time steps",
-        values=(8, 16, 32, 64, 128),
-        net=Net(kind="rnn", depth=2, width=128),
+        "rnn-length", "2 recurrent layers of 128, batches of 64", "length", "time steps", (8, 16, 32, 64, 128),
+        Net(kind="rnn", depth=2, width=128),
     ),
-    Sweep(
-        name="conv-depth",
-        title="convolutions of 3 channels with BatchNorm and ReLU on 32x32 images, batches of 64",
-        axis="depth",
-        unit="units",
-        values=(2, 4, 8, 16, 32),
-        net=_CONV,
-    ),
-    Sweep(
-        name="conv-width",
-        title="18 convolutions with BatchNorm and ReLU on 32x32 images, batches of 64",
-        axis="width",
-        unit="channels",
-        values=(3, 6, 12),
-        net=_CONV,
-    ),
-    Sweep(
-        name="conv-batch",
-        title="18 convolutions of 3 channels with BatchNorm and ReLU on 32x32 images",
-        axis="batch",
-        unit="images in a batch",
-        values=(16, 32, 64, 128),
-        net=_CONV,
-    ),
-)
+    Sweep("conv-depth", f"convolutions of 3 channels {_BN}, batches of 64", "depth", "units", (2, 4, 8, 16, 32), _CONV),
+    Sweep("conv-width", f"18 convolutions {_BN}, batches of 64", "width", "channels", (3, 6, 12), _CONV),
+    Sweep("conv-batch", f"18 convolutions of 3 channels {_BN}", "batch", "images in a batch", (16, 32, 64, 128), _CONV),
+)  # fmt: skip
 
 
 def memory(

@@ -8,7 +8,7 @@ so that a noisy machine affects all of them alike.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -47,34 +47,42 @@ def speed(
         method in processes relative to threads; `bookkeeping` is the share of a sequential step that is spent on
         running the plan rather than on the network.
     """
+    teams = [
+        Team("freewheel", contenders.freewheel_runs),
+        Team("PyTorch", contenders.pytorch_runs),
+        Team("torch pipelining", contenders.pipelining_runs, ranks=2),
+    ]
+    return run_teams(teams, batch_sizes, repeats, seconds, log, _compare)
+
+
+def run_teams(
+    teams: Sequence[Team],
+    batch_sizes: Sequence[int],
+    repeats: int,
+    seconds: float,
+    log: Callable[[str], Any],
+    compare: Callable[[list[dict[str, Any]]], dict[str, Any]],
+    *,
+    by: str = "time",
+) -> dict[str, dict[str, Any]]:
+    """Let the contenders take turns at each batch size, and compare their rows; ends the teams."""
+    out = {}
     with ExitStack() as stack:
-        teams = [
-            Team("freewheel", contenders.freewheel_runs),
-            Team("PyTorch", contenders.pytorch_runs),
-            Team("torch pipelining", contenders.pipelining_runs, ranks=2),
-        ]
         for team in teams:
             stack.callback(team.stop)
-        return {str(size): _measure(teams, size, repeats, seconds, log) for size in batch_sizes}
+        for size in batch_sizes:
+            report = split(network(), 2, example=torch.randn(size, *SHAPE), by=by, threads=1).report
+            cut = tuple(len(names) for names in report.names)
+            steps = max(10, round(seconds / sum(report.costs)))
+            times = take_turns(teams, size, cut, steps, repeats, log)
+            rows = [_row(kind, name, spent, size) for (kind, name), spent in times.items()]
+            facts = {"cut": report.names[1][0], "steps": steps, "machine": machine()}
+            out[str(size)] = {"rows": rows, **compare(rows), **facts}
+    return out
 
 
-def _measure(
-    teams: Sequence[Team], batch_size: int, repeats: int, seconds: float, log: Callable[[str], Any]
-) -> dict[str, Any]:
-    """Let the contenders take turns, and compare their medians."""
-    report = split(network(), 2, example=torch.randn(batch_size, *SHAPE), threads=1).report
-    cut = tuple(len(names) for names in report.names)
-    steps = max(10, round(seconds / sum(report.costs)))
-    rows = rows_of(take_turns(teams, batch_size, cut, steps, repeats, log), batch_size)
-    return {
-        "rows": rows,
-        "ratios": _ratios(rows),
-        "processes": _processes(rows),
-        "bookkeeping": _bookkeeping(rows),
-        "cut": report.names[1][0],
-        "steps": steps,
-        "machine": machine(),
-    }
+def _compare(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"ratios": _ratios(rows), "processes": _processes(rows), "bookkeeping": _bookkeeping(rows)}
 
 
 def take_turns(
@@ -90,11 +98,6 @@ def take_turns(
             times[team.kind, name].append(team.turn(name, steps) / steps)
         log(f"batch size {batch_size}: turn {repeat + 1} of {repeats}, {len(pairs)} contenders, {steps} steps each")
     return times
-
-
-def rows_of(times: Mapping[tuple[str, str], list[float]], batch_size: int) -> list[dict[str, Any]]:
-    """A row per contender."""
-    return [_row(kind, name, spent, batch_size) for (kind, name), spent in times.items()]
 
 
 def _row(kind: str, name: str, times: list[float], batch_size: int) -> dict[str, Any]:

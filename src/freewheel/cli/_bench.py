@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,24 +20,10 @@ Repeats = Annotated[int, declare(OPTIONS, "N", "Repetitions of each measurement.
 Json = Annotated[Path | None, declare(OPTIONS, "FILE", "Write the result to this file.")]
 
 
-def _run(
-    name: str,
-    show: Callable[[Any], None],
-    json: Path | None,
-    *,
-    counts: Mapping[str, int] | None = None,
-    **options: Any,
-) -> Any:
-    """Run a benchmark, print its result and write it; the benchmark reports its progress on standard error.
-
-    Args:
-        name: A function in `freewheel.bench`.
-        show: Prints the result.
-        json: The file for the result.
-        counts: Options that must be 1 or more.
-        options: The others.
-    """
-    counts = {key: whole_number(f"--{key}", count, least=1) for key, count in (counts or {}).items()}
+def _run(name: str, show: Callable[[Any], None], json: Path | None, *, counts: dict[str, int], **options: Any) -> Any:
+    """Run a function of `freewheel.bench`, then print and write its result; `counts` must be 1 or more."""
+    for key, count in counts.items():
+        whole_number(f"--{key}", count, least=1)
     check_file("--json", json)
     from freewheel import bench
 
@@ -80,7 +66,7 @@ def bench_memory(
 
     if picture is not None:
         check_picture(picture)
-    result = _run("memory", tables.show_memory, json, sweeps=sweep, device=device)
+    result = _run("memory", tables.show_memory, json, counts={}, sweeps=sweep, device=device)
     if picture is not None:
         save_picture(result["sweeps"], picture)
         print_line(f"wrote {picture}")

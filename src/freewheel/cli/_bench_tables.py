@@ -27,13 +27,34 @@ FORWARD_RATIOS = {
         for runtime in ("threads", "processes")
     },
 }
+# Columns of tables: the key in a row, the header and the format.
+RATE_COLUMNS = {
+    "name": ("", ""),
+    "seconds": ("seconds per step", ".4f"),
+    "images_per_second": ("images/s", ",.0f"),
+}
+ASYNC_COLUMNS = {
+    "name": ("", ""),
+    "seconds": ("seconds", ".2f"),
+    "epochs": ("epochs", "g"),
+    "images_per_second": ("images/s", ",.0f"),
+    "accuracy": ("best accuracy", ".2%"),
+    "staleness": ("staleness", ".2f"),
+}
+ADDITION_COLUMNS = {
+    "size": ("numbers", ","),
+    "lost": ("lost", ".2%"),
+    "lost_locked": ("lost, locked", ".2%"),
+    "microseconds": ("µs", ".2f"),
+    "microseconds_locked": ("µs, locked", ".2f"),
+}
 BYTE_UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
 def show_speed(result: Mapping[str, Row]) -> None:
     """Print the result of `freewheel bench speed`."""
     for batch_size, found in result.items():
-        _show_rates(found["rows"], batch_size)
+        _show_numbers(f"batches of {batch_size} images", found["rows"], RATE_COLUMNS)
         print_line("The fastest method on threads is")
         for name, ratio in found["ratios"].items():
             print_line(f"  {ratio:.2f} times as fast as {SPEED_RATIOS.get(name, name)}")
@@ -45,7 +66,7 @@ def show_speed(result: Mapping[str, Row]) -> None:
 def show_forward(result: Mapping[str, Row]) -> None:
     """Print the result of `freewheel bench forward`."""
     for batch_size, found in result.items():
-        _show_rates(found["rows"], batch_size)
+        _show_numbers(f"batches of {batch_size} images", found["rows"], RATE_COLUMNS)
         for name, value in {**found["ratios"], **found["speed_ups"]}.items():
             print_line(FORWARD_RATIOS[name].format(value) + ".")
         if "compiled_over_jax" not in found["ratios"]:
@@ -105,41 +126,14 @@ def show_straggler(result: Mapping[str, Any]) -> None:
 
 def show_async(result: Mapping[str, Any]) -> None:
     """Print the result of `freewheel bench async`."""
-    _show_rows(
-        f"digits, until a test accuracy of {result['target']:.1%}",
-        ("", "seconds", "epochs", "images/s", "best accuracy", "staleness"),
-        [
-            (
-                row["name"],
-                "-" if row["seconds"] is None else f"{row['seconds']:.2f}",
-                "-" if row["epochs"] is None else f"{row['epochs']:g}",
-                f"{row['images_per_second']:,.0f}",
-                f"{row['accuracy']:.2%}",
-                f"{row['staleness']:.2f}",
-            )
-            for row in result["rows"]
-        ],
-    )
+    _show_numbers(f"digits, until a test accuracy of {result['target']:.1%}", result["rows"], ASYNC_COLUMNS)
     layers = {row["name"]: row["layers"] for row in result["rows"]}
     for name in ("async-lu", "async-bu"):
         if name in layers:
             by_layer = ", ".join(f"{layer} {late:.2f}" for layer, late in layers[name].items())
             print_line(f"{name}, staleness by layer: {by_layer}")
     print_line()
-    _show_rows(
-        "additions of two threads, free and locked",
-        ("numbers", "lost", "lost, locked", "µs", "µs, locked"),
-        [
-            (
-                f"{row['size']:,}",
-                f"{row['lost']:.2%}",
-                f"{row['lost_locked']:.2%}",
-                f"{row['microseconds']:.2f}",
-                f"{row['microseconds_locked']:.2f}",
-            )
-            for row in result["additions"]
-        ],
-    )
+    _show_numbers("additions of two threads, free and locked", result["additions"], ADDITION_COLUMNS)
 
 
 def _show_rows(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -150,10 +144,12 @@ def _show_rows(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
     print_table(table)
 
 
-def _show_rates(rows: Iterable[Row], batch_size: str) -> None:
-    """Print the seconds per step and the images per second of each contender."""
-    cells = [(row["name"], f"{row['seconds']:.4f}", f"{row['images_per_second']:,.0f}") for row in rows]
-    _show_rows(f"batches of {batch_size} images", ("", "seconds per step", "images/s"), cells)
+def _show_numbers(title: str, rows: Iterable[Row], columns: Mapping[str, tuple[str, str]]) -> None:
+    """Print a table with a column for each of these keys, of this header and format."""
+    cells = [
+        ["-" if row[key] is None else format(row[key], form) for key, (_, form) in columns.items()] for row in rows
+    ]
+    _show_rows(title, [header for header, _ in columns.values()], cells)
 
 
 def _show_grid(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from freewheel._errors import one_of
-from freewheel.cli._traits import perturbed, uses_feedback, uses_forward_gradients, uses_predictions
+from freewheel.cli._traits import tangents_of, uses_feedback, uses_forward_gradients
 from freewheel.methods import Pipeline
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def network_defaults(options: TrainOptions, pipeline: Pipeline) -> dict[str, Any
 def optimizer_defaults(options: TrainOptions, pipeline: Pipeline) -> dict[str, Any]:
     """The optimizer and its settings; refuses settings that it does not have."""
     forward, feedback = uses_forward_gradients(pipeline), uses_feedback(pipeline)
-    adaptive = forward or feedback or uses_predictions(pipeline) or options.data.lower() == "imdb"
+    adaptive = forward or feedback or pipeline.credit.name == "synthetic" or options.data.lower() == "imdb"
     name = ("adam" if adaptive else "sgd") if options.optimizer is None else options.optimizer
     one_of("optimizer", name, OPTIMIZERS)
     _, takes = OPTIMIZERS[name]
@@ -62,7 +62,7 @@ def optimizer_defaults(options: TrainOptions, pipeline: Pipeline) -> dict[str, A
         raise ValueError(f"--momentum {options.momentum:g}: {name} has none, it is for sgd")
     chosen = dict(takes)
     if forward:
-        chosen["lr"] = FORWARD_LR[perturbed(pipeline)][name]
+        chosen["lr"] = FORWARD_LR[tangents_of(pipeline).perturb][name]
     if feedback:
         chosen["lr"] = FEEDBACK_LR[name]
     given = {setting: getattr(options, setting) for setting in takes}

@@ -23,27 +23,16 @@ from freewheel.models import Pretrained
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run that is ready to start.
-
-    Attributes:
-        settings: What was asked for.
-        data: The data set.
-        stages: The network in stages.
-        trainer: The trainer.
-        untrained: A copy of the network as it began.
-        pretrained: What was loaded from `--pretrained`.
-        transfer: The schedule of `--transfer`.
-        cut: The number of units in each stage; empty with `--at` and for one stage.
-    """
+    """A run that is ready to start."""
 
     settings: Settings
     data: Data
     stages: freewheel.Stages
     trainer: freewheel.Trainer
-    untrained: nn.Module
+    untrained: nn.Module  # a copy of the network
     pretrained: Pretrained | None
     transfer: freewheel.Transfer | None
-    cut: tuple[int, ...]
+    cut: tuple[int, ...]  # the number of units in each stage; empty with `--at` and for one stage
 
     @property
     def parameters(self) -> int:

@@ -9,7 +9,7 @@ from freewheel.cli._method_options import options_of, write_value
 from freewheel.cli._output import as_json, new_table, plural, print_line, print_table
 from freewheel.cli._plan import locks, steady_plan
 from freewheel.cli._train_options import OPTIONS, declare
-from freewheel.cli._traits import credit_of, uses_forward_gradients
+from freewheel.cli._traits import uses_forward_gradients
 from freewheel.methods import METHODS, RACES, Method
 
 STAGES = 3
@@ -60,7 +60,7 @@ def describe(method: Method) -> dict[str, Any]:
     late = any(pipeline.delays) and not uses_forward_gradients(pipeline)
     return {
         "name": method.name,
-        "credit": credit_of(pipeline),
+        "credit": pipeline.credit.name,
         "stages": STAGES,
         "delays": list(pipeline.delays),
         "order": pipeline.order if late else None,

@@ -18,7 +18,7 @@ from freewheel.cli._defaults import OPTIMIZERS, RECURRENT, network_defaults, opt
 from freewheel.cli._method_options import complete_options, find_method, options_of, read_slow
 from freewheel.cli._output import check_file
 from freewheel.cli._train_options import TrainOptions, flag
-from freewheel.cli._traits import trained_pipeline, uses_forward_gradients
+from freewheel.cli._traits import uses_forward_gradients
 from freewheel.cli._transfer import check_transfer, transfer_defaults
 from freewheel.methods import Method, Pipeline
 from freewheel.runtime import RUNTIMES, check_started, is_one_of_several, is_started, rank_and_size
@@ -29,19 +29,12 @@ AT_LEAST_1 = ("epochs", "stages", "replicas", "threads", "limit", "test_limit", 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The options of a run, and what they name.
+    """The options of a run, and what they name."""
 
-    Attributes:
-        options: The options, with every default filled in that does not depend on the data.
-        method: The method; `--transfer` is added to it once the network is there.
-        pipeline: What the method comes to for these stages.
-        devices: The device of each stage.
-    """
-
-    options: TrainOptions
-    method: Method
-    pipeline: Pipeline
-    devices: tuple[torch.device, ...]
+    options: TrainOptions  # with every default filled in that does not depend on the data
+    method: Method  # `--transfer` is added once the network is built
+    pipeline: Pipeline  # of the method, for these stages
+    devices: tuple[torch.device, ...]  # of each stage
 
     @property
     def forward(self) -> bool:
@@ -90,7 +83,7 @@ def resolve(options: TrainOptions) -> Settings:
         options, option=complete_options(options.method, options.option), **_runtime_defaults(options, method)
     )
     assert options.stages is not None
-    pipeline = trained_pipeline(method, options.stages, options.replicas)
+    pipeline = method.over(options.replicas).stage_pipeline(options.stages)
     one_of("schedule", options.schedule, SCHEDULES)
     options = replace(
         options,

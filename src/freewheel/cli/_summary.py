@@ -17,7 +17,6 @@ from freewheel.cli._job import Job
 from freewheel.cli._one_core import OneCore
 from freewheel.cli._output import new_table, plural, print_line, print_table
 from freewheel.cli._plan import locks
-from freewheel.cli._traits import credit_of
 from freewheel.trainer import Epoch, History, Score
 
 MOST_ROWS = 12
@@ -121,7 +120,7 @@ class RunSummary:
         trainer, plan, pipeline = self.job.trainer, self.job.trainer.plan, self.job.settings.pipeline
         return {
             "name": trainer.method.name,
-            "credit": credit_of(pipeline),
+            "credit": pipeline.credit.name,
             "with_options": repr(trainer.method),
             "delays": None if plan is None else plan.delays,
             "order": None if plan is None else pipeline.order,

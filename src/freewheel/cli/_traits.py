@@ -9,51 +9,26 @@ from freewheel.methods import Method, Pipeline
 from freewheel.tangents import Transfer
 
 
-def trained_pipeline(method: Method, stages: int, replicas: int) -> Pipeline:
-    """The pipeline that the stages are trained by; refuses a number of stages that the method is not made for."""
-    return method.over(replicas).stage_pipeline(stages)
-
-
-def credit_of(pipeline: Pipeline) -> str:
-    """The name of its credit."""
-    return pipeline.credit.name
-
-
 def uses_forward_gradients(pipeline: Pipeline) -> bool:
     """Whether it learns from forward gradients."""
-    return credit_of(pipeline) == "forward"
+    return pipeline.credit.name == "forward"
 
 
 def uses_feedback(pipeline: Pipeline) -> bool:
     """Whether it learns through fixed random feedback."""
-    return credit_of(pipeline) in ("aligned", "feedback")
+    return pipeline.credit.name in ("aligned", "feedback")
 
 
-def uses_predictions(pipeline: Pipeline) -> bool:
-    """Whether it learns from synthetic gradients."""
-    return credit_of(pipeline) == "synthetic"
-
-
-def perturbed(pipeline: Pipeline) -> str:
-    """What the tangents of forward gradients perturb: `weights` or `activations`."""
-    return _tangents(pipeline).perturb
-
-
-def _tangents(pipeline: Pipeline) -> Any:
-    """The options of tangents, which are those of the credit."""
+def tangents_of(pipeline: Pipeline) -> Any:
+    """The options of the tangents of forward gradients, which are those of the credit."""
     return pipeline.credit
 
 
 def with_transfer(method: Method, schedule: Transfer) -> Method:
     """The method with this schedule as the scale of its tangents."""
     if isinstance(method, Pipeline):
-        return replace(method, credit=replace(_tangents(method), scale=schedule))
+        return replace(method, credit=replace(tangents_of(method), scale=schedule))
     return replace(method, scale=schedule)  # pyright: ignore[reportArgumentType]
-
-
-def has_own_scale(options: dict[str, Any]) -> bool:
-    """Whether these options of a method set a scale of tangents that is not the default."""
-    return options.get("scale", 1) != 1
 
 
 def retained(pipeline: Pipeline) -> str:
@@ -64,8 +39,12 @@ def retained(pipeline: Pipeline) -> str:
         >>> retained(fw.AsyncFGD(perturb="activations").pipeline(2))
         'the seed of its tangents and the inputs of Linear and Conv2d layers'
     """
-    drawn = "the seed of its tangents" if _tangents(pipeline).checkpoint else "its tangents"
-    return f"{drawn} and the inputs of Linear and Conv2d layers" if perturbed(pipeline) == "activations" else drawn
+    drawn = "the seed of its tangents" if tangents_of(pipeline).checkpoint else "its tangents"
+    return (
+        f"{drawn} and the inputs of Linear and Conv2d layers"
+        if tangents_of(pipeline).perturb == "activations"
+        else drawn
+    )
 
 
 def describe_tangents(pipeline: Pipeline) -> str:
@@ -78,7 +57,7 @@ def describe_tangents(pipeline: Pipeline) -> str:
         >>> describe_tangents(fw.FGD().pipeline(1))
         '1 gaussian per step, perturbing weights; less noise: -o perturb=activations, or -o tangents=4'
     """
-    tangents = _tangents(pipeline)
+    tangents = tangents_of(pipeline)
     drawn = "from the sphere" if tangents.distribution == "sphere" else tangents.distribution
     line = f"{tangents.tangents} {drawn} per step, perturbing {tangents.perturb}"
     noisy = tangents.perturb == "weights" and tangents.tangents == 1

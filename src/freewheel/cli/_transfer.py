@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from freewheel._errors import whole_number
-from freewheel.cli._traits import has_own_scale
 from freewheel.models import classifier
 from freewheel.tangents import Transfer
 
@@ -38,7 +37,7 @@ def check_transfer(options: TrainOptions, *, forward: bool, method_options: dict
             f"--transfer with --method {options.method}: its schedule is for the tangents of forward gradients; give "
             "--method asyncfgd, or leave --transfer out"
         )
-    if has_own_scale(method_options):
+    if method_options.get("scale", 1) != 1:
         raise ValueError(
             f"--transfer with -o scale={method_options['scale']}: both set the scale of tangents, give one"
         )
