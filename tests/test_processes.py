@@ -334,12 +334,12 @@ def local_loss(out, target):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"loss": lambda out, target: out.sum()}, r"^loss cannot be taken to another process \(.*lambda.*\): define"),
-        ({"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}, "^optimizer cannot be taken to another process"),
+        ({"loss": lambda out, target: out.sum()}, r"^loss cannot be sent to another process \(.*lambda.*\): define"),
+        ({"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}, "^optimizer cannot be sent to another process"),
         ({"scheduler": lambda o: torch.optim.lr_scheduler.ConstantLR(o)}, "^scheduler cannot be taken to another"),
-        ({"method": fw.AsyncFGD(direction=lambda n, k, w: w)}, "^method cannot be taken to another process"),
-        ({"timeout": 0}, "^timeout=0: give a number of seconds above 0"),
-        ({"timeout": "soon"}, "^timeout='soon': give a number of seconds above 0"),
+        ({"method": fw.AsyncFGD(direction=lambda n, k, w: w)}, "^method cannot be sent to another process"),
+        ({"timeout": 0}, "^timeout=0: give the seconds to wait, a number above 0"),
+        ({"timeout": "soon"}, "^timeout='soon': give the seconds to wait, a number above 0"),
         ({"transport": "pigeon"}, "^unknown transport 'pigeon'"),
         ({"runtime": "torchrun"}, "^runtime='torchrun' in a process that torchrun has not started: run torchrun"),
     ],
@@ -354,5 +354,5 @@ def test_a_module_that_cannot_be_taken_along_is_named():
     class Hidden(nn.Linear):
         pass
 
-    with pytest.raises(TypeError, match=r"^stages\[1\] cannot be taken to another process \(.*Hidden"):
+    with pytest.raises(TypeError, match=r"^stages\[1\] cannot be sent to another process \(.*Hidden"):
         trainer([nn.Linear(6, 4), Hidden(4, 3)], "bp", runtime="processes")

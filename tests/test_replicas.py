@@ -326,7 +326,7 @@ def test_a_plan_says_when_replicas_wait_for_each_other():
     assert fw.Plan.parse(str(plan)) == plan
     assert fw.Plan.parse(plan.text()) == plan
     assert "B0@0 r0> >r0 U0@0" in plan.text().splitlines()[1]
-    with pytest.raises(ValueError, match="the shares of the other replicas have not been received"):
+    with pytest.raises(ValueError, match="the contributions of the other replicas have not been received"):
         fw.Plan.parse(plan.text().replace(" r1> >r1", "", 1))
     with pytest.raises(ValueError, match="it waits forever: no r1 comes"):
         fw.Plan.parse(plan.text().replace(" r1> >r1", " >r1", 1))

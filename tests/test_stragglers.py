@@ -121,8 +121,8 @@ def test_a_slow_action_takes_so_much_longer(monkeypatch, factor):
     clock = Clock(0.0)
     monkeypatch.setattr(_naps, "time", clock)
     monkeypatch.setattr(_straggler, "time", clock)
-    options = SimpleNamespace(seed=0, slow={2: (1.0, factor)})
-    stage = SimpleNamespace(index=2, first_batch=0, options=options, device=SimpleNamespace(type="cpu"))
+    config = SimpleNamespace(seed=0, slow={2: (1.0, factor)})
+    stage = SimpleNamespace(index=2, first_batch=0, config=config, device=SimpleNamespace(type="cpu"))
     straggler = Straggler.of(stage)  # pyright: ignore[reportArgumentType]
     assert straggler is not None
     started = clock.now
