@@ -287,7 +287,6 @@ USAGE = [
     ("train --epochs x", "--epochs x: give a whole number. See freewheel train --help"),
     ("train --lr big", "--lr big: give a number. See freewheel train --help"),
     ("train --epochs", "--epochs: give a value. See freewheel train --help"),
-    ("train --epochs 1 --epochs 2", "Parameter --epochs specified multiple times."),
     ("train stray", "Unused Tokens: ['stray']."),
     ("plan", "METHOD: give a value. See freewheel plan --help"),
     ("plan fdg", "--stages: give a value. See freewheel plan --help"),
@@ -304,6 +303,10 @@ def test_wrong_usage_is_one_line(line: str, words: str):
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"error: {words}")
     assert result.stderr.count("\n") == 1
+
+
+def test_of_an_option_that_is_typed_twice_the_last_counts():
+    assert good("plan", "fdg", "-k", "2", "-k", "3") == good("plan", "fdg", "--stages", "3")
 
 
 def test_a_reader_that_has_left_gets_no_traceback():

@@ -148,13 +148,13 @@ def changed(one: dict[str, Tensor], two: dict[str, Tensor]) -> set[str]:
 def test_the_opening_says_what_the_tangents_do() -> None:
     lines = good(*SMALL)
     assert (
-        "tangents 1 gaussian in each step, moving weights; less noise: -o perturb=activations, or -o tangents=4"
+        "tangents 1 gaussian per step, perturbing weights; less noise: -o perturb=activations, or -o tangents=4"
         in lines
     )
     assert not any(line.startswith("transfer") for line in lines)
     options = ("-o", "tangents=2", "-o", "distribution=rademacher", "-o", "perturb=activations")
     lines = good(*SMALL, *options, *WARM, "--transfer-layers", "conv2.*", "--transfer-peak", "0.3")
-    assert "tangents 2 rademacher in each step, moving activations" in lines
+    assert "tangents 2 rademacher per step, perturbing activations" in lines
     assert "transfer fc.* from the first epoch on, conv2.* from epoch 2 on, with α = 0.3" in lines
     assert not any("tangents" in line for line in good(*BRIEF))
 
@@ -233,7 +233,7 @@ def test_the_comparison_says_what_it_is_with(monkeypatch: pytest.MonkeyPatch) ->
     ("line", "words"),
     [
         ("--transfer", "--transfer with --method pipedream: its schedule is for the tangents of forward gradients"),
-        ("--method asyncfgd --transfer", "--epochs 10 with a warm-up of 10: all but the classifier would stay"),
+        ("--method asyncfgd --transfer", "--epochs 10 with a warm-up of 10: only the classifier would be trained"),
         ("--method asyncfgd --transfer-peak 0.3", "--transfer-peak without --transfer"),
         ("--method asyncfgd --transfer-layers *.bias", "--transfer-layers without --transfer"),
         ("--method asyncfgd --transfer --epochs 30 --transfer-peak -1", "--transfer-peak=-1: give a number from 0 on"),
@@ -249,7 +249,7 @@ def test_the_comparison_says_what_it_is_with(monkeypatch: pytest.MonkeyPatch) ->
         ("--method asyncfgd -o distribution=normal", "unknown distribution 'normal'"),
         ("--method asyncfgd -o scale=-1", "scale=-1: a scale is a number from 0 on"),
         ("--method asyncfgd -o checkpoint=maybe", "checkpoint='maybe': give True or False"),
-        ("--method asyncfgd -o direction=up", "a direction is a function, which only Python can pass on"),
+        ("--method asyncfgd -o direction=up", "a direction is a function, which can only be passed in Python"),
         ("--method asyncfgd -o tangent=2", "'tangent': did you mean 'tangents'?"),
         ("--method asyncfgd -o compile=yes -o perturb=activations", "only moved weights can be compiled"),
         ("--method pipedream -o tangents=2", "unknown option of method 'pipedream': 'tangents'"),

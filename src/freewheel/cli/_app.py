@@ -32,7 +32,7 @@ app = App(
     "Begin with: freewheel train",
     help_format="plaintext",
     version=f"freewheel {freewheel.__version__}",
-    default_parameter=Parameter(negative_iterable=(), show_default=_shown_default),
+    default_parameter=Parameter(negative_iterable=(), show_default=_shown_default, allow_repeating=True),
     result_action="return_value",
     print_error=False,
     exit_on_error=False,

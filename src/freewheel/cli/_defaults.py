@@ -35,6 +35,8 @@ IMDB_BATCH_SIZE, IMDB_HIDDEN = 75, 256  # of the Async LU paper (section 4.2, ta
 
 def network_defaults(options: TrainOptions, pipeline: Pipeline) -> dict[str, Any]:
     """The network, its width and the batch size."""
+    if options.pretrained is not None and options.model is None:
+        raise ValueError(f"--pretrained {options.pretrained} without --model: say which network the weights are of")
     data = options.data.lower()
     # Deep networks learn slowly from forward gradients and from feedback, or not at all.
     shallow = (uses_forward_gradients(pipeline) or uses_feedback(pipeline)) and data not in SEQUENCES
