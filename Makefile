@@ -2,6 +2,7 @@
 # `make check` is `make test` with format, lint and types; `make mutations` breaks the code to see that `make test` notices.
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/pytest --numprocesses=2 --dist=worksteal
 SOURCES := src tests examples
 
 .PHONY: demo test test-all check format lint types same mutations soak bench clean
@@ -15,10 +16,10 @@ demo: .venv/ready
 	$(BIN)/freewheel train
 
 test: .venv/ready
-	$(BIN)/pytest --numprocesses=2 -m 'not exhaustive'
+	$(PYTEST) -m 'not exhaustive'
 
 test-all: .venv/ready
-	$(BIN)/pytest --numprocesses=2 --hypothesis-profile=exhaustive
+	$(PYTEST) --hypothesis-profile=exhaustive
 
 check: lint types test
 
