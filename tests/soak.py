@@ -41,6 +41,7 @@ class Deadly:
     def __init__(self, data: list[tuple[Tensor, Tensor]], at: int | None, draw: random.Random) -> None:
         self._data, self._at, self._draw = data, at, draw
         self._count = 0
+        self._timers: list[threading.Timer] = []
 
     def __len__(self) -> int:
         return len(self._data)
@@ -49,9 +50,15 @@ class Deadly:
         for batch in self._data:
             time.sleep(0.02)
             if self._count == self._at:
-                threading.Timer(self._draw.uniform(0, 0.03), kill_one, [self._draw.random()]).start()
+                self._timers.append(threading.Timer(self._draw.uniform(0, 0.03), kill_one, [self._draw.random()]))
+                self._timers[-1].start()
             self._count += 1
             yield batch
+
+    def disarm(self) -> None:
+        """Return when no kill is to come: it would hit a worker of the next run."""
+        for timer in self._timers:
+            timer.join()
 
 
 def trial(seed: int, kills: int = 1) -> Trial:
@@ -75,6 +82,8 @@ def trial(seed: int, kills: int = 1) -> Trial:
                 break
             except fw.LostError:
                 killed += 1
+            finally:
+                loader.disarm()
     equal = same(everything(made), everything(plain)) and numbers(history) == numbers(expected)
     return Trial(name, killed, resumed, equal)
 
