@@ -420,7 +420,7 @@ def test_training_without_checkpoints_retains_nothing_for_them():
     stages = network(3)
     made = trainer(stages, fw.FDG())
     held: list[int] = []
-    made.fit(loader(), 2, callbacks=[lambda end: held.extend(len(s._kept) for s in made._stages)])
+    made.fit(loader(), 2, callbacks=[lambda end: held.extend(len(s._retained) for s in made._stages)])
     assert held == [0] * 6
 
 

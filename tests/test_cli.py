@@ -217,7 +217,7 @@ ERRORS = [
     ("plan dsp -k 2 -o p=1,1,0 -o m=4,2,0", "are for 3 stages, but there are 2"),
     ("plan dsp -k 2 -o p=1,x -o m=4,0", "-o p=1,x: 'x' is not a whole number"),
     ("plan dsp -k 2 -o p=1,0", "give both, or neither"),
-    ("plan dsp -k 3 -o p=1,1,0 -o m=2,2,0", "breaks the line q_k > 0"),
+    ("plan dsp -k 3 -o p=1,1,0 -o m=2,2,0", "violates q_k > 0"),
     ("plan gpipe -k 2 -o micro=2.5", "give a whole number"),
     ("plan pipeline -k 2", "delays"),
     ("plan pipeline -k 2 -o delays=0,1", "delays must never increase"),

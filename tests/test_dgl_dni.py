@@ -318,7 +318,7 @@ BROKEN = [
     ("S0@0 ", "S0@1 ", "it must see version 0, the fits so far"),
     ("U1@1 >g0 S0@0", ">g0 S0@0 U1@1", "has learned from 0 batches beyond it, but the declared lag is 1"),
     (">g0 S0@0 ", "S0@0 >g0 ", "its gradient has not been received"),
-    (" S2@2", "", "2 of 3 fits are there"),
+    (" S2@2", "", "it has 2 of 3 fits"),
     ("B2@2 g2> U2@2", "B2@2 g2> U2@2 S2@2", "the last stage has no fit under credit='synthetic'"),
 ]
 
@@ -343,16 +343,16 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: fw.Pipeline(credit="synthetic", delays=(0, 0), micro=2), "micro=2: under credit='synthetic'"),
     (
         lambda: made([nn.PReLU(), nn.GRU(6, 3)], fw.DGL()),
-        "classes: no layer of the network says how many outputs it has",
+        "classes=None: no layer of the network has a known number of outputs",
     ),
-    (lambda: made(network(2), fw.DNI(), replicas=2), "replicas=2 with dni: each replica would fit a predictor"),
+    (lambda: made(network(2), fw.DNI(), replicas=2), "replicas=2 with dni: predictors are not all-reduced"),
     (
         lambda: made([nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)], fw.DNI(), {0: SGD, 2: SGD}).fit(batches(3)),
         "optimizer has no factory for stage 1, whose predictor has parameters to train",
     ),
     (
         lambda: made(network(2), fw.DNI(labels=True), loss=lambda out, y: out.sum()).fit([(torch.ones(4, 6), 1.0)]),
-        "labels=True, but the target is float",
+        "labels=True, but the target is a float",
     ),
 ]
 

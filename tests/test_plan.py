@@ -38,13 +38,13 @@ def test_nonsense_is_not_an_action(token):
 # Each edit of a good drawing breaks one rule: (from, to, what the message says, the cell it points at).
 BROKEN = [
     ("F1@0", "F2@0", "out of order: the next forward here is of batch 1", "F2@0"),
-    ("B0@0!  F2@1", "B0@0!  F2@0", "it must see version 1, the newest there is", "F2@0"),
+    ("B0@0!  F2@1", "B0@0!  F2@0", "it must see version 1, the newest", "F2@0"),
     ("B1@0!", "B1@1!", "it must see version 0, as its forward did", "B1@1"),
     ("B0@0!  F2@1", "F2@0  B0@0!", "the declared delay is 1", "B0@0"),
     ("B0@0!  F2@1  B1@0!", "B1@0!  F2@1  B0@0!", "the message waiting there is g0> of stage 1", ">g1"),
     ("F0@0  F1@0", "F0@0  B0@0  F1@0", "has forwarded 0 batches beyond it, but the declared delay is 1", "B0@0"),
     ("F0@0  F1@0", "F0@0  F0@0  F1@0", "it is done a second time", "F0@0"),
-    ("B2@1!", "B2@1", "2 of 3 updates are there", None),
+    ("B2@1!", "B2@1", "it has 2 of 3 updates", None),
     ("B2@1!", "", "nobody receives it", "g2>"),
     ("F0@0  F1@0", "F0@0  R0@0  F1@0", "only a late stage under weights='recompute'", "R0@0"),
 ]

@@ -512,15 +512,15 @@ def gru(**options: Any) -> nn.GRU:
     [
         (lambda: fw.AsyncFGD(steps=0), ValueError, "steps=0: give 1 or more"),
         (lambda: fw.FGD(steps=2.0), TypeError, "steps=2.0: give a whole number"),
-        (lambda: fw.Recurrent(nn.Linear(4, 4)), TypeError, "layer is a Linear: give an nn.RNN, nn.GRU or nn.LSTM"),
-        (lambda: fw.Recurrent(gru()), ValueError, "layer must have batch_first=True and one direction"),
-        (lambda: fw.Recurrent(gru(batch_first=True, bidirectional=True)), ValueError, "and one direction"),
+        (lambda: fw.Recurrent(nn.Linear(4, 4)), TypeError, "give an nn.RNN, nn.GRU or nn.LSTM"),
+        (lambda: fw.Recurrent(gru()), ValueError, "layer must have batch_first=True and be unidirectional"),
+        (lambda: fw.Recurrent(gru(batch_first=True, bidirectional=True)), ValueError, "and be unidirectional"),
         (
             lambda: fw.Recurrent(gru(batch_first=True))(torch.zeros(3, 4)),
             ValueError,
             "takes (samples, steps, features)",
         ),
-        (lambda: fit(Bare(gru(batch_first=True)), SHORT), TypeError, "'0.layer' would start anew with every piece"),
+        (lambda: fit(Bare(gru(batch_first=True)), SHORT), TypeError, "'0.layer' would lose its state between"),
         (lambda: fit(Twice(), SHORT, steps=2), fw.StageError, "is called twice in one pass: with steps=…"),
         (
             lambda: fit(nn.Linear(4, 4), SHORT),

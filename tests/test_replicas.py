@@ -384,7 +384,7 @@ REFUSED = {
     ),
     "direction": (
         lambda: trainer(network(2), fw.FGD(direction=lambda n, k, p: p), replicas=2),
-        "direction with replicas=2: every replica has tangents of its own; leave it out",
+        "direction with replicas=2: every replica has its own tangents; leave it out",
     ),
     "steps": (lambda: trainer(network(2), fw.FGD(steps=2), replicas=2), "steps=2 with replicas=2"),
     "fgd-dp": (

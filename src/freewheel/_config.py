@@ -1,4 +1,4 @@
-"""One configuration of a training run, frozen and passed whole."""
+"""The configuration of a training run, frozen and passed whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from freewheel._errors import number, of_type, one_of, whole_number
+from freewheel._errors import check_callable, number, of_type, one_of, whole_number
 from freewheel._metrics import Metric, accuracy
 
 if TYPE_CHECKING:
@@ -28,30 +28,30 @@ class RunConfig:
     """The options of a `Trainer`.
 
     Args:
-        method: A method, or its name: `fw.FDG(shrink=0.5)`, `"fdg"`, `fw.Pipeline(delays=(2, 0))`. Those that race on
-            shared weights (`"async-lu"`) take the stages as one network: see docs/shared-memory.md.
-        loss: Maps the last stage's output and the target to one number, the mean over the batch.
+        method: A method, or its name: `fw.FDG(shrink=0.5)`, `"fdg"`, `fw.Pipeline(delays=(2, 0))`. Racing methods on
+            shared weights (`"async-lu"`) treat the stages as one network: see docs/shared-memory.md.
+        loss: Maps the last stage's output and the target to the mean loss over the batch.
         optimizer: A factory called with each stage's parameters; or a dict of factories by stage.
         scheduler: A factory called with each stage's optimizer; stepped once per update.
-        runtime: `threads` (a thread per stage), `processes` (a process per stage), `torchrun` (this process has one of
-            the stages, torchrun has started the others) or `simulate` (all in one thread).
-        seed: Fixes all random numbers of the training: dropout, shuffling by torch's and Python's generators.
-        clip: Largest norm of a gradient.
-        clip_scope: Whether that is the norm over a `stage`, or the `global` one over all (synchronous methods only).
+        runtime: `threads` (a thread per stage), `processes` (a process per stage), `torchrun` (this process runs one
+            stage, torchrun starts the others) or `simulate` (all in one thread).
+        seed: Seeds all random numbers of the training: dropout, shuffling by torch's and Python's generators.
+        clip: The largest gradient norm.
+        clip_scope: Whether that norm is over a `stage` or `global` (synchronous methods only).
         autocast: `torch.bfloat16` runs forwards in it.
-        metric: Maps output and target to a number or None; accuracy by default where the target is a class.
-        threads: Intra-op threads of each stage; the cores divided evenly by default. Results depend on it, and on
-            nothing else of the machine.
+        metric: Maps output and target to a number or None; accuracy by default if the target is a class.
+        threads: Intra-op threads per stage; the cores divided evenly by default. Results depend on it, and on no other
+            property of the machine.
         slack: Extra length of the queues between stages; never changes the result.
-        timeout: Seconds after which a process without a heartbeat, or a stage that is still at the same action, is
-            taken for lost (`processes`, `torchrun`).
-        transport: How messages travel between processes: `shared` memory, `gloo`, `nccl` between stages on GPUs, or
-            `auto`: NCCL between different GPUs, else shared memory between processes on one host.
+        timeout: Seconds without a heartbeat, or at the same action, after which a process counts as lost (`processes`,
+            `torchrun`).
+        transport: The transport between processes: `shared` memory, `gloo`, `nccl` between stages on GPUs, or `auto`:
+            NCCL between different GPUs, else shared memory on one host.
         interface: The network interface of gloo's sockets, such as `eth0`; loopback by default on one host.
-        replicas: Copies of the whole pipeline that learn together, each from its own shard of every batch; see
+        replicas: Copies of the pipeline that learn together, each from its own shard of every batch; see
             docs/replicas.md.
-        slow: Stragglers, for study: `{1: (0.3, 0.5)}` makes 3 in 10 batches take half as long again at stage 1, drawn
-            from the seed; never changes the result.
+        slow: Simulated stragglers: `{1: (0.3, 0.5)}` makes 30 % of the batches take 50 % longer at stage 1, drawn from
+            the seed; never changes the result.
     """
 
     method: str | Method = "pipedream"
@@ -75,10 +75,9 @@ class RunConfig:
     def __post_init__(self) -> None:
         one_of("transport", self.transport, TRANSPORTS)
         for name, value in (("loss", self.loss), ("metric", self.metric)):
-            if not callable(value):
-                raise TypeError(f"{name}={value!r}: give a function of the output and the target")
-        if self.scheduler is not None and not callable(self.scheduler):
-            raise TypeError(f"scheduler={self.scheduler!r}: give a factory, such as partial(StepLR, step_size=1000)")
+            check_callable(name, value, "give a function of the output and the target")
+        if self.scheduler is not None:
+            check_callable("scheduler", self.scheduler, "give a factory, such as partial(StepLR, step_size=1000)")
         whole_number("replicas", self.replicas, least=1)
         whole_number("seed", self.seed, least=0)
         whole_number("slack", self.slack, least=0)
@@ -105,12 +104,12 @@ class RunConfig:
         return self.clip is not None and self.clip_scope == "global"
 
     def for_workers(self) -> RunConfig:
-        """The same without what only the caller needs, and another process perhaps cannot have."""
+        """Return the configuration for another process, without the metric, which need not be picklable."""
         return replace(self, metric=accuracy)
 
 
 def check_stragglers(name: str, slow: object, stages: int) -> dict[int, tuple[float, float]]:
-    """Stragglers by stage, each a probability and a factor."""
+    """Return the stragglers by stage, each a probability and a factor."""
     if slow is None:
         return {}
     form = "give {stage: (probability, factor)}, such as {0: (0.3, 0.5)}"
@@ -125,6 +124,6 @@ def check_stragglers(name: str, slow: object, stages: int) -> dict[int, tuple[fl
         if not 0 <= probability <= 1:
             raise ValueError(f"{name}[{stage}]: the probability is {probability:g}, give one from 0 to 1")
         if not factor >= 0:
-            raise ValueError(f"{name}[{stage}]: the factor is {factor:g}, give 0 or more (0.5: half as long again)")
+            raise ValueError(f"{name}[{stage}]: the factor is {factor:g}, give 0 or more (0.5: 50 % longer)")
         out[stage] = probability, factor
     return out

@@ -1,4 +1,4 @@
-"""Errors that say what came, what was wanted and what to do."""
+"""Argument checks whose errors name the argument, the value and the remedy in one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
-    """The error for a name that is not in a table: it suggests the nearest one.
+    """Return the error for a name that is not in a table, with the closest match as a suggestion.
 
     Example:
         >>> raise unknown("method", "pipedreem", ["bp", "pipedream"])
@@ -22,11 +22,11 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
     names = list(known)
     near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     hint = next((f"did you mean {n!r}? " for n in names if near and n.lower() == near[0]), "")
-    return ValueError(f"unknown {kind} {name!r}: {hint}({'known: ' + ', '.join(names) if names else 'there is none'})")
+    return ValueError(f"unknown {kind} {name!r}: {hint}({'known: ' + ', '.join(names) if names else 'none is known'})")
 
 
 def whole_number(name: str, value: object, *, least: int) -> int:
-    """The value, if it is a whole number and large enough; one clear line otherwise.
+    """Return the value if it is a whole number, not a bool, and large enough.
 
     Example:
         >>> whole_number("epochs", 0, least=1)
@@ -34,17 +34,16 @@ def whole_number(name: str, value: object, *, least: int) -> int:
         ...
         ValueError: epochs=0: give 1 or more
     """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r}: give a whole number, {least} or more")
-    if value < least:
-        raise ValueError(f"{name}={value}: give {least} or more")
-    return value
+    given = of_type(name, value, int, f"give a whole number, {least} or more")
+    if given < least:
+        raise ValueError(f"{name}={given}: give {least} or more")
+    return given
 
 
 def number(
     name: str, value: object, *, above: float | None = None, least: float | None = None, hint: str = ""
 ) -> float:
-    """The value, if it is a finite number (not a bool) within these bounds; one clear line otherwise.
+    """Return the value if it is a finite number, not a bool, within these bounds.
 
     Example:
         >>> number("clip", -1, above=0, hint="the largest gradient norm")
@@ -59,20 +58,16 @@ def number(
         if least is not None
         else "a number"
     )
-    given = f"{name}={value!r}: give {hint + ', ' if hint else ''}{bound}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(given)
-    if (
-        not math.isfinite(value)
-        or (above is not None and not value > above)
-        or (least is not None and not value >= least)
-    ):
-        raise ValueError(given)
-    return float(value)
+    advice = f"give {hint + ', ' if hint else ''}{bound}"
+    given = float(of_type(name, value, (int, float), advice))
+    low = (above is not None and not given > above) or (least is not None and not given >= least)
+    if low or not math.isfinite(given):
+        raise ValueError(f"{name}={value!r}: {advice}")
+    return given
 
 
 def of_type(name: str, value: object, kind: type[T] | tuple[type[T], ...], hint: str) -> T:
-    """The value, if it is of this type; one clear line that ends with the hint otherwise.
+    """Return the value if it has this type; a bool is not an int.
 
     Example:
         >>> of_type("labels", 1, bool, "give True or False")
@@ -80,13 +75,24 @@ def of_type(name: str, value: object, kind: type[T] | tuple[type[T], ...], hint:
         ...
         TypeError: labels=1: give True or False
     """
-    if not isinstance(value, kind):
-        raise TypeError(f"{name}={value!r}: {hint}")
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind in (int, (int, float))):
+        raise TypeError(f"{name}={_shown(value)}: {hint}")
     return value
 
 
+def _shown(value: object) -> str:
+    """Return the repr of a value on one line."""
+    return " ".join(repr(value).split())
+
+
+def check_callable(name: str, value: object, hint: str) -> None:
+    """Reject a value that cannot be called; the hint says what to give."""
+    if not callable(value):
+        raise TypeError(f"{name}={_shown(value)}: {hint}")
+
+
 def one_of(name: str, value: object, known: Iterable[str]) -> None:
-    """Refuses a name that is not in a table; see `unknown`."""
+    """Reject a name that is not in a table; see `unknown`."""
     names = list(known)
     if value not in names:
         raise unknown(name, value, names)

@@ -1,4 +1,4 @@
-"""What a network's output is scored by."""
+"""Metrics of a network's output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Metric = Callable[[Any, Any], Any]
 
 
 def accuracy(output: Any, target: Any) -> float | None:
-    """Returns the share of right classes, or None where output and target are not class scores and class numbers.
+    """Return the share of correct classes, or None if output and target are not class scores and class indices.
 
     Example:
         >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
@@ -22,6 +22,6 @@ def accuracy(output: Any, target: Any) -> float | None:
         return None
     if target.is_floating_point() or target.dtype == torch.bool or output.dim() != target.dim() + 1:
         return None
-    if (output.shape[0], *output.shape[2:]) != target.shape:  # the classes are not where cross_entropy has them
+    if (output.shape[0], *output.shape[2:]) != target.shape:  # classes are not in dimension 1, as in cross_entropy
         return None
     return (output.argmax(1) == target).float().mean().item()

@@ -1,4 +1,4 @@
-"""Corrections: transforms of the gradient or of the step, one file each; they compose in the order given."""
+"""Corrections: transforms of the gradient or the step, one file each, composed in the given order."""
 
 from freewheel.corrections._correction import Correction, Gradients, Site, State, Step, map_gradients
 from freewheel.corrections._stage import StageCorrections

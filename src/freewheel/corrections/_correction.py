@@ -1,4 +1,4 @@
-"""What a correction is: frozen options, and pure functions over tensors with explicit state."""
+"""The `Correction` interface: frozen options and pure functions over tensors with explicit state."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-Gradients = Sequence[Tensor | None]  # None for a weight that took no part
+Gradients = Sequence[Tensor | None]  # None for an unused weight
 State = dict[str, Any]  # nested lists and dicts of tensors
 
 
 class Site(NamedTuple):
-    """Where a correction works: the stage, the number of stages, and the delay of this one."""
+    """The stage that a correction works at, the number of stages, and the stage's delay."""
 
     stage: int
     stages: int
@@ -20,16 +20,16 @@ class Site(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One update on its way from the gradients to the optimizer.
+    """One update between the backward and the optimizer step.
 
     Args:
         site: The stage.
-        number: The updates that the corrections of this stage have seen before this one.
+        number: The number of earlier updates of this stage.
         gradients: One per weight.
         weights: The newest weights, which the optimizer is about to change.
         stale_weights: The weights that the gradients were taken at.
-        scale: The factor on the step size.
-        skip: Whether to collect these gradients and leave the weights alone.
+        scale: A factor on the step size.
+        skip: Whether to accumulate these gradients without an optimizer step.
     """
 
     site: Site
@@ -42,10 +42,10 @@ class Step(NamedTuple):
 
 
 class Correction:
-    """A transform of the gradient or of the step.
+    """A transform of the gradient or the step. Subclasses are frozen dataclasses that override what they need.
 
-    Subclasses are frozen dataclasses that override what they need. None of the functions keeps anything on `self`: what
-    a correction remembers is the state that `init` makes and `update` returns. So checkpoints hold it without any help.
+    All methods are pure: state lives in the dict that `init` creates and `update` returns, never on `self`, so
+    checkpoints include it automatically.
 
     Example:
         >>> from dataclasses import dataclass
@@ -64,37 +64,37 @@ class Correction:
         (HeavyBall(decay=0.9),)
     """
 
-    credits: ClassVar[tuple[str, ...]] = ("chain",)  # the families of credit that it works with
-    weights: ClassVar[tuple[str, ...]] = ()  # the values of `weights` that it works with; empty for any
-    collects: ClassVar[bool] = False  # whether it skips updates
+    credits: ClassVar[tuple[str, ...]] = ("chain",)  # supported families of credit
+    weights: ClassVar[tuple[str, ...]] = ()  # supported values of `weights`; empty for all
+    collects: ClassVar[bool] = False  # whether it skips optimizer steps
 
     def applies(self, site: Site) -> bool:
-        """Whether this stage needs the correction at all."""
+        """Whether this stage needs the correction."""
         return True
 
     def init(self, site: Site, weights: Sequence[Tensor]) -> State:
-        """Returns the state before the first update."""
+        """Return the state before the first update."""
         return {}
 
     def update(self, step: Step, state: State) -> tuple[Step, State]:
-        """Transforms an update before the optimizer makes it."""
+        """Transform an update before the optimizer step, and return the new state."""
         return step, state
 
     def updated(self, site: Site, weights: Sequence[Tensor], state: State) -> State:
-        """Returns the state after the update; `weights` are the new ones."""
+        """Return the state after the optimizer step; `weights` are the new ones."""
         return state
 
     def receive(self, site: Site, gradients: Gradients) -> Gradients:
-        """Transforms the gradients from the next stage before they are backpropagated here."""
+        """Transform the gradients from the next stage before the backward."""
         return gradients
 
     def backward_weights(self, site: Site, weights: Sequence[Tensor], state: State) -> Sequence[Tensor]:
-        """Returns the weights that a backward under `weights="current"` sees."""
+        """Return the weights that a backward under `weights="current"` sees."""
         return weights
 
 
 def map_gradients(function: Callable[..., Tensor], gradients: Gradients, *others: Sequence[Any]) -> list[Tensor | None]:
-    """Applies a function to each gradient and what belongs to it; None stays None.
+    """Apply a function to each gradient and the matching elements of `others`; None stays None.
 
     Example:
         >>> import torch

@@ -12,9 +12,9 @@ from freewheel.corrections._correction import Correction, Gradients, Site, State
 
 
 class StageCorrections:
-    """Applies the corrections that a stage needs, in order, and holds their state.
+    """The corrections that apply to a stage, in order, with their state.
 
-    The state is made when it is first needed, so that it starts from the weights that training starts from.
+    The state is created on first use, from the weights at the start of training.
     """
 
     def __init__(self, corrections: Sequence[Correction], site: Site) -> None:
@@ -27,20 +27,20 @@ class StageCorrections:
         return len(self._corrections)
 
     def receive(self, gradients: Gradients) -> Gradients:
-        """Transforms the gradients from the next stage."""
+        """Transform the gradients from the next stage."""
         for correction in self._corrections:
             gradients = correction.receive(self._site, gradients)
         return gradients
 
     def backward_weights(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Returns the weights that a backward on the newest ones sees."""
+        """Return the weights that a backward on the newest ones sees."""
         seen = weights
         for correction, state in zip(self._corrections, self._started(weights)):
             seen = correction.backward_weights(self._site, seen, state)
         return seen
 
     def update(self, gradients: Gradients, weights: Sequence[Tensor], stale_weights: Sequence[Tensor]) -> Step:
-        """Transforms an update before the optimizer makes it."""
+        """Transform an update before the optimizer step."""
         step = Step(self._site, self._number, gradients, weights, stale_weights)
         states = self._started(weights)
         for i, correction in enumerate(self._corrections):
@@ -48,7 +48,7 @@ class StageCorrections:
         return step
 
     def updated(self, weights: Sequence[Tensor]) -> None:
-        """Follows an update that has been made, or skipped."""
+        """Advance the state after an optimizer step, made or skipped."""
         states = self._started(weights)
         for i, correction in enumerate(self._corrections):
             states[i] = correction.updated(self._site, weights, states[i])
@@ -60,9 +60,9 @@ class StageCorrections:
         return self._states
 
     def state(self) -> dict[str, Any]:
-        """All that the corrections remember, by reference."""
+        """Return the state of all corrections, by reference."""
         return {"number": self._number, "states": self._states}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restores such a state."""
+        """Restore such a state."""
         self._number, self._states = state["number"], deepcopy(state["states"])

@@ -10,10 +10,10 @@ from freewheel.corrections._correction import Correction, Site, State, Step, map
 
 @dataclass(frozen=True)
 class Accumulate(Correction):
-    """Makes one step for every `every` batches, with the mean of their gradients.
+    """One optimizer step per `every` batches, with the mean of their gradients.
 
-    Versions go on counting batches; between steps they hold the same weights. Gradients collected when `fit` ends are
-    kept for the next one.
+    Versions still count batches; between steps they hold the same weights. Gradients accumulated at the end of a `fit`
+    carry over to the next one.
     """
 
     every: int
@@ -24,10 +24,10 @@ class Accumulate(Correction):
         whole_number("every", self.every, least=1)
 
     def applies(self, site: Site) -> bool:
-        """Every batch is a step for `every` = 1."""
+        """Whether any step is skipped."""
         return self.every > 1
 
     def update(self, step: Step, state: State) -> tuple[Step, State]:
-        """Collects, and lets every so many updates through."""
+        """Skip all steps but every `every`-th."""
         mean = map_gradients(lambda g: g / self.every, step.gradients)
         return step._replace(gradients=mean, skip=step.skip or (step.number + 1) % self.every > 0), state

@@ -1,4 +1,4 @@
-"""First-order compensation of the delay."""
+"""First-order delay compensation."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class DelayCompensation(Correction):
             raise ValueError(f"strength={self.strength}: the compensation needs a strength of 0 or more")
 
     def applies(self, site: Site) -> bool:
-        """Only late stages have anything to compensate."""
+        """Whether the stage is late."""
         return site.delay > 0 and self.strength > 0
 
     def update(self, step: Step, state: State) -> tuple[Step, State]:
-        """Compensates the gradients."""
-        moves = [now - then for now, then in zip(step.weights, step.stale_weights)]
-        found = map_gradients(lambda g, move: g + self.strength * g * g * move, step.gradients, moves)
+        """Compensate the gradients."""
+        drift = [now - then for now, then in zip(step.weights, step.stale_weights)]
+        found = map_gradients(lambda g, d: g + self.strength * g * g * d, step.gradients, drift)
         return step._replace(gradients=found), state

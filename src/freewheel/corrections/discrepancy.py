@@ -1,4 +1,4 @@
-"""Discrepancy correction: the weights of the forward, estimated at the backward."""
+"""Discrepancy correction: an estimate of the forward's weights in the backward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from freewheel.corrections._correction import Correction, Site, State
 
 @dataclass(frozen=True)
 class Discrepancy(Correction):
-    """Moves the backward's weights back to where the forward's probably were (PipeMare, technique 2).
+    """Extrapolates the backward's weights back to those of the forward (PipeMare, technique 2).
 
     u = w - τ_k·δ, with δ ← γ·δ + (1 - γ)·(w_new - w_old) and γ = decay^(1/τ_k).
 
@@ -30,19 +30,19 @@ class Discrepancy(Correction):
             raise ValueError(f"decay={self.decay}: the decay must lie between 0 and 1")
 
     def applies(self, site: Site) -> bool:
-        """Only late stages have a discrepancy."""
+        """Whether the stage is late."""
         return site.delay > 0
 
     def init(self, site: Site, weights: Sequence[Tensor]) -> State:
-        """The weights, and no drift."""
+        """Return the weights and zero drift."""
         return {"before": [w.detach().clone() for w in weights], "drift": [torch.zeros_like(w) for w in weights]}
 
     def backward_weights(self, site: Site, weights: Sequence[Tensor], state: State) -> Sequence[Tensor]:
-        """U = w - τ·δ."""
+        """Return u = w - τ·δ."""
         return [w - site.delay * drift for w, drift in zip(weights, state["drift"])]
 
     def updated(self, site: Site, weights: Sequence[Tensor], state: State) -> State:
-        """Follows the drift, in place."""
+        """Update the drift, in place."""
         gamma = self.decay ** (1 / site.delay)
         for w, before, drift in zip(weights, state["before"], state["drift"]):
             drift.mul_(gamma).add_(w - before, alpha=1 - gamma)

@@ -9,7 +9,7 @@ from freewheel.corrections._correction import Correction, Gradients, Site, map_g
 
 @dataclass(frozen=True)
 class Shrink(Correction):
-    """Multiplies what a stage receives by `beta` before it is backpropagated (FDG, eq. 15).
+    """Multiplies the received gradient by `beta` before the backward (FDG, eq. 15).
 
     Stage k of K then learns from β^(K-1-k) times the gradient (eq. 17).
 
@@ -24,9 +24,9 @@ class Shrink(Correction):
             raise ValueError(f"shrink={self.beta}: the shrinking factor must be above 0 and at most 1")
 
     def applies(self, site: Site) -> bool:
-        """With β = 1 there is nothing to do."""
+        """Whether β differs from 1."""
         return self.beta != 1
 
     def receive(self, site: Site, gradients: Gradients) -> Gradients:
-        """β·g."""
+        """Return β·g."""
         return map_gradients(lambda g: g * self.beta, gradients)

@@ -1,4 +1,4 @@
-"""A stage with an auxiliary network beside its module: a head, or a predictor of gradients."""
+"""Stages with an auxiliary network: a head or a gradient predictor."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from freewheel.credit._chain_stage import ChainStage
 from freewheel.credit._shapes import Kind, kind_of
 from freewheel.stage import Blueprint, SeededDraws, factory_of, load_tensors, tensors_of, to_device
 
-HEAD = -1  # in place of a batch, in the seed that the network is drawn from
+HEAD = -1  # instead of a batch, in the seed of the network's initial weights
 
 
 class Auxiliary:
     """A small network with its optimizer and scheduler.
 
     Args:
-        kinds: Of the activations that it is made for.
+        kinds: The kinds of its input activations.
         module: The network.
-        blueprint: Of the stage that it belongs to.
-        factory: Makes its optimizer.
+        blueprint: The blueprint of its stage.
+        factory: The factory of its optimizer.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Auxiliary:
         self.optimizer, self.scheduler = blueprint.make_optimizer(factory, module)
         self.weights: list[nn.Parameter] = list(module.parameters())
 
-    def take(self, gradients: Gradients) -> None:
-        """Gets the gradients of the next step."""
+    def set_gradients(self, gradients: Gradients) -> None:
+        """Set the gradients of the next step."""
         for weight, gradient in zip(self.weights, gradients, strict=True):
             weight.grad = gradient
 
     def step(self) -> None:
-        """Makes the step."""
+        """Step the optimizer and the scheduler."""
         self.optimizer.step()
         for weight in self.weights:
             weight.grad = None
@@ -50,7 +50,7 @@ class Auxiliary:
             self.scheduler.step()
 
     def state(self) -> dict[str, Any]:
-        """All that it is, by reference."""
+        """Return its state, by reference."""
         return {
             "kinds": self.kinds,
             "tensors": {name: t.detach() for name, t in tensors_of(self.module).items()},
@@ -60,13 +60,11 @@ class Auxiliary:
 
 
 class AuxiliaryStage(ChainStage):
-    """Its auxiliary network is drawn from the seed when the stage's first output shows what it must fit.
-
-    So it begins with the same weights on every runtime, and nobody needs an example beforehand.
+    """A stage whose auxiliary network is initialized from the seed, to fit the stage's first output.
 
     Args:
         blueprint: The stage.
-        optimizer: The factory for the network's optimizer; by default the one that the trainer has for the stage.
+        optimizer: The factory of the network's optimizer; by default the trainer's for the stage.
     """
 
     def __init__(self, blueprint: Blueprint, optimizer: OptimizerFactory | None) -> None:
@@ -81,21 +79,21 @@ class AuxiliaryStage(ChainStage):
 
     @abstractmethod
     def _network(self, kinds: Sequence[Kind]) -> nn.Module:
-        """Makes a network for activations of these kinds."""
+        """Build a network for activations of these kinds."""
 
     def _network_for(self, activations: Sequence[Tensor]) -> Auxiliary:
-        """The stage's network, made for these activations if there is none yet."""
+        """Return the stage's network, built for these activations if it does not exist yet."""
         kinds = tuple(kind_of(tensor) for tensor in activations)
         if self.auxiliary is None:
-            self.auxiliary = self._made(kinds)
+            self.auxiliary = self._build(kinds)
         if self.auxiliary.kinds != kinds:
             raise ValueError(
-                f"stage {self.index} gives tensors of another form than when its head was made (dimensions and width "
-                f"{self.auxiliary.kinds}, now {kinds}): every batch must give the same"
+                f"the output of stage {self.index} has changed its form since its head was built (dimensions and width "
+                f"{self.auxiliary.kinds}, now {kinds}): it must be the same for every batch"
             )
         return self.auxiliary
 
-    def _made(self, kinds: Sequence[Kind]) -> Auxiliary:
+    def _build(self, kinds: Sequence[Kind]) -> Auxiliary:
         if self._factory is None:
             raise ValueError(
                 f"optimizer has no factory for stage {self.index}, whose predictor has parameters to train: give one, "
@@ -107,17 +105,17 @@ class AuxiliaryStage(ChainStage):
         return Auxiliary(kinds, network.to(self.device, dtype), self.blueprint, self._factory)
 
     def head_state(self) -> dict[str, Any] | None:
-        """The network's weights, optimizer and scheduler."""
+        """Return the network's weights, optimizer and scheduler."""
         return None if self.auxiliary is None else self.auxiliary.state()
 
     def load_head(self, state: dict[str, Any] | None) -> None:
-        """Restores these; without any, the network is drawn once more."""
+        """Restore such a state; without one, the network is initialized again."""
         self.auxiliary = None
         if state is None:
             return
-        made = self._made([(dimensions, width) for dimensions, width in state["kinds"]])
-        load_tensors(made.module, to_device(state["tensors"], self.device))
-        made.optimizer.load_state_dict(state["optimizer"])
-        if made.scheduler is not None and state["scheduler"] is not None:
-            made.scheduler.load_state_dict(state["scheduler"])
-        self.auxiliary = made
+        built = self._build([(dimensions, width) for dimensions, width in state["kinds"]])
+        load_tensors(built.module, to_device(state["tensors"], self.device))
+        built.optimizer.load_state_dict(state["optimizer"])
+        if built.scheduler is not None and state["scheduler"] is not None:
+            built.scheduler.load_state_dict(state["scheduler"])
+        self.auxiliary = built

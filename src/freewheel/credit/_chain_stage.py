@@ -1,4 +1,4 @@
-"""A stage that learns by the chain rule: it takes the gradient from the next stage and passes its own on."""
+"""Stages that learn by the chain rule: the gradient of the output comes from the next stage."""
 
 from __future__ import annotations
 
@@ -33,44 +33,44 @@ from freewheel.stage import (
 
 
 class Graph(NamedTuple):
-    """A forward that waits for its backward."""
+    """The autograd graph of a forward, pending its backward."""
 
     inputs: list[Tensor]
     outputs: list[Tensor]
-    places: list[int | None]  # for each output, which of the gradients it takes; None for the loss
+    gradient_slots: list[int | None]  # for each output, the index of its gradient; None for the loss
     weights: Sequence[Tensor]
     version: int
 
 
-class Stored(NamedTuple):
-    """A forward that will be redone."""
+class StoredInput(NamedTuple):
+    """The arguments of a forward that will be recomputed."""
 
     inputs: Tree
     target: Tree
     share: float
 
 
-class Kept(NamedTuple):
-    """What the graph of a late stage was made from and has saved: enough to make it again."""
+class Retained(NamedTuple):
+    """What a checkpoint needs to rebuild the graph of a late stage."""
 
     inputs: Tree
     target: Tree
     share: float
     buffers: list[Tensor]  # before the forward
-    saved: list[Any]  # by autograd, where the weights say so
+    saved: list[Any]  # by autograd, under `weights="current"`
 
 
 class ChainStage(Stage):
-    """Forward, recompute, backward and update are its verbs."""
+    """A stage with forwards, recomputations, backwards and updates."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
-        self.passes_back = self.index > 0  # whether the stage before learns from this one's inputs
+        self.passes_back = self.index > 0  # whether to compute input gradients for the previous stage
         self.recomputes = self.delay > 0 and self.schedule.weights == "recompute"
         self._forget()
 
     def verbs(self) -> Verbs:
-        """Gradients come from the next stage and go to the one before."""
+        """Add recomputations, backwards and gradients."""
 
         def backward(unit: Unit) -> None:
             self._input_gradients = self.backward(unit, self._output_gradients)
@@ -85,9 +85,9 @@ class ChainStage(Stage):
         }
 
     def _forget(self) -> None:
-        self._stored: dict[Unit, Stored] = {}
+        self._stored: dict[Unit, StoredInput] = {}
         self._graphs: dict[Unit, Graph] = {}
-        self._kept: dict[Unit, Kept] = {}  # for checkpoints
+        self._retained: dict[Unit, Retained] = {}
         self._gradients: Gradients = []
         self._stale_weights: Sequence[Tensor] = ()  # that these gradients were taken at
         self._output_gradients: Gradients | None = None  # received
@@ -107,7 +107,7 @@ class ChainStage(Stage):
     def forward(
         self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0, weight: float = 1.0
     ) -> Tree:
-        """Runs the module and keeps its graph, or its input where the forward will be redone."""
+        """Run the module and store its graph, or its input if the forward will be recomputed."""
         if x is None:
             return None
         leaves, spec = self._pass(unit, x, target, share * weight)
@@ -118,26 +118,26 @@ class ChainStage(Stage):
         return unflatten(map_tensors(Tensor.detach, leaves), spec)
 
     def _pass(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
-        """The outputs, with all that is needed to learn from them kept."""
+        """Return the outputs, and store what is needed to learn from them."""
         if self.recomputes:
-            self._stored[unit] = Stored(x, target, share)
+            self._stored[unit] = StoredInput(x, target, share)
             with torch.no_grad():
                 leaves, spec, _ = self._run(unit, x, target)
             return leaves, spec
         if self.retains and self.delay:
-            return self._keep(unit, x, target, share)
+            return self._record_and_retain(unit, x, target, share)
         return self._record(unit, x, target, share)
 
     def through(self, unit: Unit, x: Tree, target: Tree = None) -> Tree:
-        """The module on its input, the loss behind the last one, as part of a graph that somebody else holds."""
+        """Run the module, and the loss after the last one, as part of the caller's graph."""
         with self.weights.forward(self.version):
             leaves, spec, _ = self._run(unit, x, target)
         return unflatten(leaves, spec)
 
     def recompute(self, unit: Unit) -> None:
-        """Redoes a forward on its stored input with the weights of now.
+        """Recompute a forward on its stored input with the newest weights.
 
-        The random numbers are those of the forward, and buffers such as running statistics are left as they are.
+        The random numbers are those of the forward, and buffers such as running statistics are unchanged.
         """
         if unit not in self._stored:
             return
@@ -146,25 +146,25 @@ class ChainStage(Stage):
             self._record(unit, x, target, share)
 
     def _record(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
-        """A forward whose graph is kept."""
+        """Run a forward and store its graph."""
         with torch.enable_grad(), self.weights.forward(self.version) as weights:
             leaves, spec, inputs = self._run(unit, x, target)
             outputs = [t for t in tensors_among(leaves) if t.requires_grad]
             if self.is_last and share != 1.0:
                 outputs = [loss * share for loss in outputs]
-        # The next stage answers with a gradient for each of these.
+        # The next stage sends a gradient for each of these.
         tensors = [t for t in tensors_among(leaves) if t.is_floating_point()]
-        places = [None if self.is_last else i for i, t in enumerate(tensors) if t.requires_grad]
-        self._graphs[unit] = Graph(inputs, outputs, places, weights, self.version)
+        slots = [None if self.is_last else i for i, t in enumerate(tensors) if t.requires_grad]
+        self._graphs[unit] = Graph(inputs, outputs, slots, weights, self.version)
         return leaves, spec
 
     def _run(self, unit: Unit, x: Tree, target: Tree) -> tuple[list[Any], Shape, list[Tensor]]:
-        """The module on its input, the loss behind the last one: flat outputs, and the inputs to differentiate by."""
+        """Run the module, and the loss after the last one; return flat outputs and the inputs to differentiate by."""
         given, shape = flatten(to_device(x, self.device))
         inputs: list[Tensor] = []
         if self.passes_back and torch.is_grad_enabled():
             inputs = [t.requires_grad_() for t in tensors_among(given) if t.is_floating_point()]
-        # Whether the module edits its input is found out on a copy, the first time; from then on only editors get one.
+        # The first forward runs on a copy to detect whether the module edits its input; later only editors get a copy.
         used = copies(given) if self._edits else given
         out = self._call(unit, unflatten(used, shape), target)
         self._edits = self._edits and any(versions(used))
@@ -174,9 +174,9 @@ class ChainStage(Stage):
     # -- backward and update ---------------------------------------------------------------------------------------
 
     def backward(self, unit: Unit, gradients: Gradients | None) -> Gradients:
-        """Takes the gradient from the next stage, keeps the weights' part, and returns the inputs' part."""
+        """Backpropagate the gradients of the outputs: accumulate those of the weights, return those of the inputs."""
         graph = self._graphs.pop(unit, None)
-        self._kept.pop(unit, None)
+        self._retained.pop(unit, None)
         if graph is None:
             return ()
         pairs = self._cotangents(unit, graph, gradients)
@@ -197,25 +197,25 @@ class ChainStage(Stage):
         return inputs
 
     def _cotangents(self, unit: Unit, graph: Graph, gradients: Gradients | None) -> list[tuple[Tensor, Tensor | None]]:
-        """The outputs to go back from, each with its gradient; None for the loss."""
+        """Return the outputs to backpropagate from, each with its gradient; None for the loss."""
         if gradients is not None:
             gradients = self.corrections.receive([None if g is None else to_device(g, self.device) for g in gradients])
-        given = [None if i is None else gradients[i] for i in graph.places]  # pyright: ignore
-        return [(t, g) for t, g, i in zip(graph.outputs, given, graph.places) if i is None or g is not None]
+        slots = graph.gradient_slots
+        given = [None if i is None else gradients[i] for i in slots]  # pyright: ignore
+        return [(t, g) for t, g, i in zip(graph.outputs, given, slots) if i is None or g is not None]
 
     def contribution(self) -> Gradients:
-        """The gradients of the last backward, of a loss weighted by this replica's number of samples."""
+        """Return the gradients of the last backward, weighted by this replica's share of the batch."""
         return self._gradients
 
     def all_reduce(self, contributions: Sequence[Gradients]) -> None:
-        """Adds up the gradients of all replicas."""
-        there = [to_device(gradients, self.device) for gradients in contributions]
-        self._gradients = [_sum(each) for each in zip(*there, strict=True)]
+        """Sum the gradients of all replicas."""
+        found = [to_device(gradients, self.device) for gradients in contributions]
+        self._gradients = [_sum(each) for each in zip(*found, strict=True)]
 
     def norms(self) -> Tensor:
-        """The norm of each weight's gradient, for clipping by the norm over all stages."""
-        norms = [torch.linalg.vector_norm(g) for g in self._gradients if g is not None]
-        return torch.stack(norms) if norms else torch.zeros(0, device=self.device)
+        """Return the norm of each weight's gradient, for global clipping."""
+        return gradient_norms(self._gradients, self.device)
 
     def _update(self) -> None:
         gradients, stale_weights = self._gradients, self._stale_weights
@@ -224,40 +224,46 @@ class ChainStage(Stage):
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
-    def _keep(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
-        """A forward whose graph is kept, and with it what it takes to make the graph again."""
+    def _record_and_retain(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
+        """Run a forward, store its graph and retain what a checkpoint needs to rebuild it."""
         buffers = [buffer.clone() for buffer in self.module.buffers()]
         self.weights.saved = []
         result = self._record(unit, x, target, share)
-        self._kept[unit] = Kept(x, target, share, buffers, self.weights.saved)
+        self._retained[unit] = Retained(x, target, share, buffers, self.weights.saved)
         self.weights.saved = None
         return result
 
     def pending(self) -> dict[str, Any]:
-        """Stored inputs; for each graph what it was made from; and the versions of the weights."""
+        """Return stored inputs, what each graph is rebuilt from, and the weight versions."""
         return {
             **super().pending(),
             "stored": {unit: tuple(stored) for unit, stored in self._stored.items()},
-            "graphs": {unit: (graph.version, *self._kept[unit]) for unit, graph in self._graphs.items()},
+            "graphs": {unit: (graph.version, *self._retained[unit]) for unit, graph in self._graphs.items()},
             "weights": self.weights.pending(),
         }
 
     def restore(self, pending: dict[str, Any]) -> None:
-        """Makes every graph again, on the weights and buffers of its forward, and with what autograd had saved."""
+        """Rebuild every graph, on the weights and buffers of its forward and with the tensors that autograd saved."""
         pending = to_device(pending, self.device)
         super().restore(pending)
         version, edits = self.version, self._edits
-        self._stored = {unit: Stored(*stored) for unit, stored in pending["stored"].items()}
+        self._stored = {unit: StoredInput(*stored) for unit, stored in pending["stored"].items()}
         self.weights.restore(pending["weights"])
         for unit, (self.version, x, target, share, buffers, saved) in pending["graphs"].items():
             with scratch_buffers(self.module, buffers), self.weights.replaying(saved):
                 self._record(unit, x, target, share)
-            self._kept[unit] = Kept(x, target, share, buffers, saved)
+            self._retained[unit] = Retained(x, target, share, buffers, saved)
         self.version, self._edits = version, edits
 
 
+def gradient_norms(gradients: Gradients, device: torch.device) -> Tensor:
+    """Return the norm of each gradient that is not None."""
+    norms = [torch.linalg.vector_norm(g) for g in gradients if g is not None]
+    return torch.stack(norms) if norms else torch.zeros(0, device=device)
+
+
 def _sum(terms: Sequence[Tensor | None]) -> Tensor | None:
-    """The sum in the order given, in memory of its own; None where there is nothing to add."""
+    """Return the sum in the given order, in new memory; None if all terms are None."""
     found = [term for term in terms if term is not None]
     if not found:
         return None

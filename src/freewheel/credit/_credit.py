@@ -1,4 +1,4 @@
-"""What a credit is: where the learning signal of a stage comes from."""
+"""The `Credit` interface: the source of a stage's learning signal."""
 
 from __future__ import annotations
 
@@ -17,43 +17,60 @@ if TYPE_CHECKING:
 
 
 class Credit(PlanCredit, ABC):
-    """Where a stage's learning signal comes from: its options, its plan, its messages, its stages, its restrictions.
+    """The source of a stage's learning signal: options, plan, messages, stages and restrictions.
 
-    Subclasses are frozen dataclasses. `name` is what users type, and what plans and checkpoints say. What plans ask is
-    in `freewheel.plan.PlanCredit`, with the chain rule's answers as defaults.
+    Subclasses are frozen dataclasses with a `name` for users, plans and checkpoints. The planning interface is
+    inherited from `freewheel.plan.PlanCredit`; its defaults are those of the chain rule, as is `ChainStage`.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> import torch, freewheel as fw
+        >>> from freewheel.credit import ChainStage
+        >>> class SignStage(ChainStage):
+        ...     def _update(self):
+        ...         self._gradients = fw.map_gradients(torch.sign, self._gradients)
+        ...         super()._update()
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Sign(fw.Credit):
+        ...     name = family = "sign"
+        ...
+        ...     def build(self, blueprint):
+        ...         return SignStage(blueprint)
+        >>> fw.plan(fw.Pipeline(credit=Sign(), delays=(1, 0)), k=2).locks
+        frozenset()
     """
 
-    family: ClassVar[str]  # what corrections know it by: `chain`, `forward`, `feedback` or its own name
+    family: ClassVar[str]  # for the compatibility of corrections: `chain`, `forward`, `feedback` or its own name
 
     @abstractmethod
     def build(self, blueprint: Blueprint) -> Stage:
-        """Builds a stage that learns so."""
+        """Build a stage that learns from this signal."""
 
     def check(self, pipeline: Pipeline) -> None:
-        """Refuses choices that do not go together with this credit, in one line."""
+        """Reject incompatible options of the pipeline."""
 
     def check_replicas(self, replicas: int, pipeline: Pipeline) -> None:
-        """Refuses several replicas where an all-reduce cannot combine what they find."""
+        """Reject several replicas if an all-reduce cannot combine their gradients."""
 
     def check_epochs(self, stages: Sequence[Stage], epochs: range) -> None:
-        """Refuses options that make no sense in these epochs, before any of them begins."""
+        """Reject options that are invalid in one of these epochs, before the first starts."""
 
     def bind(self, modules: Sequence[nn.Module]) -> Credit:
-        """Returns this credit with what it needs to know of the network."""
+        """Return this credit with the properties of the network that it needs."""
         return self
 
     def settings(self) -> dict[str, Any]:
-        """Returns what must be the same for batches in flight to mean the same, as plain data."""
+        """Return the options that must match to resume batches in flight, as plain data."""
         chosen = {f.name: _text(getattr(self, f.name)) for f in fields(self) if f.repr}  # pyright: ignore
         return {"credit": self.name, **chosen}
 
     def head_settings(self) -> Any:
-        """Returns what must be the same for a stage's head to be of use."""
+        """Return the options that must match to load a stage's head."""
         return self.name
 
 
 def _text(value: Any) -> Any:
-    """A setting as text that is the same in another process."""
+    """Return a setting as text that is the same in every process."""
     if isinstance(value, Mapping):
         return {str(key): _text(item) for key, item in value.items()}
     if callable(value) and not is_dataclass(value):

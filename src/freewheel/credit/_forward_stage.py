@@ -1,8 +1,8 @@
-"""A stage that learns from a directional derivative: it runs forwards only, on dual numbers.
+"""Stages that learn from a directional derivative, by forwards on dual numbers only.
 
 ::
 
-    stage 0   (x, 0) ──F──▶ (h_1, o_1)          tangents u_k are drawn within F, and once more for the update
+    stage 0   (x, 0) ──F──▶ (h_1, o_1)          tangents u_k are drawn in F, and redrawn in the update
     stage 1                 (h_1, o_1) ──F──▶ (loss, d)
     d ──▶ every stage: its gradient is d·u_k
 """
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 
 from freewheel.corrections import Gradients
+from freewheel.credit._chain_stage import gradient_norms
 from freewheel.credit._dual_stage import DualStage
 from freewheel.plan import Message, Op, Unit
 from freewheel.stage import (
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
     from freewheel.credit.forward import Forward
 
 DERIVATIVE = Message("d", "directional derivative", way=-1, made_by=Op.FORWARD, needed_by=Op.UPDATE, relayed=True)
-# Optimizers that treat each parameter by itself, so that it makes no difference how many of them a step is for.
+# Optimizers that treat each parameter independently, so that a step may be split by parameters.
 ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad)
 
 
 class MicroResult(NamedTuple):
-    """What the last stage finds out about a micro-batch: its part of the loss, and the derivative by each tangent."""
+    """The result of a micro-batch at the last stage: its share of the loss, and the derivative for each tangent."""
 
     micro: int
     loss: Tensor
@@ -51,14 +52,14 @@ class MicroResult(NamedTuple):
 
 
 class ForwardStage(DualStage):
-    """Forward and update are its only verbs."""
+    """A stage with forwards and updates only."""
 
     def __init__(self, blueprint: Blueprint, forward: Forward) -> None:
         super().__init__(blueprint, forward)
         self._forget()
 
     def verbs(self) -> Verbs:
-        """Directional derivatives go from the last stage to all."""
+        """Add directional derivatives, from the last stage to all."""
         return {
             **super().verbs(),
             DERIVATIVE.send: lambda unit: self.derivatives(unit[0]),
@@ -79,33 +80,33 @@ class ForwardStage(DualStage):
 
     def _forget(self) -> None:
         self._batches: dict[int, PendingBatch] = {}
-        self._found: dict[int, list[MicroResult]] = {}
-        self._learns: tuple[PendingBatch, Derivatives] | None = None
+        self._results: dict[int, list[MicroResult]] = {}
+        self._learns: tuple[PendingBatch, Derivatives] | None = None  # the batch of the next update
         self._gradients: Gradients = []
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def pending(self) -> dict[str, Any]:
-        """What each batch leaves behind until its derivative is known."""
+        """Add the batches whose derivative is not known yet."""
         return {
             **super().pending(),
             "batches": {batch: pending.encode() for batch, pending in self._batches.items()},
-            "found": {batch: [tuple(f) for f in found] for batch, found in self._found.items()},
+            "found": {batch: [tuple(r) for r in results] for batch, results in self._results.items()},
         }
 
     def restore(self, pending: dict[str, Any]) -> None:
-        """Takes these up again."""
+        """Restore these batches."""
         pending = to_device(pending, self.device)
         super().restore(pending)
         self._batches = {batch: PendingBatch.decode(each) for batch, each in pending["batches"].items()}
-        self._found = {batch: [MicroResult(*f) for f in found] for batch, found in pending["found"].items()}
+        self._results = {batch: [MicroResult(*r) for r in results] for batch, results in pending["found"].items()}
 
     def encode(self, message: Tree) -> Tree:
-        """A dual number as a pair."""
+        """Convert a dual number to a pair."""
         return None if message is None else tuple(message)
 
     def decode(self, message: Tree) -> Tree:
-        """A pair as a dual number."""
+        """Invert `encode`."""
         return None if message is None else Dual(*message)
 
     # -- forward ---------------------------------------------------------------------------------------------------
@@ -113,28 +114,27 @@ class ForwardStage(DualStage):
     def forward(
         self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0, weight: float = 1.0
     ) -> Tree:
-        """One pass of dual numbers for each tangent. A share of 0 has no loss: a sequence that is not at its end."""
+        """Run one dual pass per tangent. A share of 0 has no loss: a sequence before its end."""
         batch, micro = unit
         if batch not in self._batches:
             self._batches[batch] = self._directions.start(self.first_batch + batch, self.epoch)
         if x is None:
             return None
         given = to_device(x, self.device)
-        values, tangents = given if isinstance(given, Dual) else (given, [])
+        values, tangents = given if self.index else (given, [])
         leaves, shape = flatten(values)
         moved: list[list[Tensor | None]] = tangents or [[None] * len(leaves)] * self.tangents.tangents
         self._share = share
         out = self._passes(unit, self._batches[batch], (leaves, shape), moved, target, share > 0)
         if not self.is_last:
-            return self._passed_on(out, self._batches[batch])
+            return self._message(out, self._batches[batch])
         loss = out[0][0]
         derivatives = torch.stack([d for _, (d,) in out]) * (share * weight)  # pyright: ignore
-        found = MicroResult(micro, loss * share, size, derivatives)
-        self._found.setdefault(batch, []).append(found)
+        self._results.setdefault(batch, []).append(MicroResult(micro, loss * share, size, derivatives))
         return loss
 
     def _finish(self, out: Tree, target: Tree) -> tuple[Tensor, Tensor]:
-        """The loss and its directional derivative; for moved activations one for each sample."""
+        """Return the loss and its directional derivative, per sample with perturbed activations."""
         values, tangents = split_duals(out)
         first = tensors_among(flatten(values)[0])[0]
         samples = first.new_zeros(first.shape[0] if self.tangents.perturb == "activations" else ())
@@ -146,62 +146,60 @@ class ForwardStage(DualStage):
         leaves, shape = flatten(values)
         leaves = [v if o is None else v.detach().requires_grad_() for v, o in zip(leaves, tangents)]
         loss = self._loss(unflatten(leaves, shape), target)
-        moved = [(v, o) for v, o in zip(leaves, tangents) if o is not None]
-        for g, (_, o) in zip(
-            torch.autograd.grad(loss, [v for v, _ in moved], allow_unused=True) if moved else (), moved
-        ):
+        pairs = [(v, o) for v, o in zip(leaves, tangents) if o is not None]
+        found = torch.autograd.grad(loss, [v for v, _ in pairs], allow_unused=True) if pairs else ()
+        for g, (_, o) in zip(found, pairs):
             samples = samples if g is None else samples + (g * o).flatten(1).sum(1)
         return loss.detach(), samples
 
     # -- update ----------------------------------------------------------------------------------------------------
 
     def learn(self, batch: int, derivatives: Derivatives) -> None:
-        """Takes the directional derivatives of a batch; the update that follows uses them."""
+        """Set the directional derivatives of a batch for the next update."""
         self._learns = self._batches.pop(batch), to_device(derivatives, self.device)
 
     def derivatives(self, batch: int) -> Derivatives:
-        """The directional derivatives that the next update uses; the last stage makes them from what it found."""
+        """Return the directional derivatives of the next update; the last stage computes them from its results."""
         if self._learns is None:
-            self.learn(batch, self._derived(self._found.pop(batch)))
+            self.learn(batch, self._derivatives(self._results.pop(batch)))
         assert self._learns is not None
         return self._learns[1]
 
-    def _derived(self, found: list[MicroResult]) -> Derivatives:
-        self.losses.append((torch.stack([f.loss for f in found]).sum(0), sum(f.size for f in found)))
+    def _derivatives(self, results: list[MicroResult]) -> Derivatives:
+        self.losses.append((torch.stack([r.loss for r in results]).sum(0), sum(r.size for r in results)))
         if self.tangents.each == "micro" or self.tangents.perturb == "activations":
-            return {self.first_piece + f.micro: f.derivatives for f in found}
-        return {self.replica: torch.stack([f.derivatives for f in found]).sum(0)}
+            return {self.first_micro_batch + r.micro: r.derivatives for r in results}
+        return {self.replica: torch.stack([r.derivatives for r in results]).sum(0)}
 
     def contribution(self) -> tuple[Derivatives, list[int]]:
-        """This replica's directional derivatives, and which parameters its tangents have moved."""
+        """Return this replica's directional derivatives and used parameters."""
         assert self._learns is not None
         pending, derivatives = self._learns
         return derivatives, sorted(pending.used)
 
     def all_reduce(self, contributions: Sequence[tuple[Derivatives, list[int]]]) -> None:
-        """Takes all derivatives; the tangents of the other replicas are drawn here where the update needs them."""
+        """Collect all derivatives; the update redraws the tangents of the other replicas."""
         assert self._learns is not None
         pending, every = self._learns[0], {}
         for derivatives, used in contributions:
             every |= to_device(derivatives, self.device)
-            pending.moved |= {piece: set(used) for piece in derivatives}
+            pending.used_by |= {number: set(used) for number in derivatives}
         self._learns = pending, every
 
     def norms(self) -> Tensor:
-        """The norm of each weight's gradient, for clipping by the norm over all stages."""
+        """Return the norm of each weight's gradient, for global clipping."""
         self._gradients = self._all_gradients()
-        norms = [torch.linalg.vector_norm(g) for g in self._gradients if g is not None]
-        return torch.stack(norms) if norms else torch.zeros(0, device=self.device)
+        return gradient_norms(self._gradients, self.device)
 
     def update(self, batch: int) -> None:
-        """Makes the update of a batch."""
+        """Make the update of a batch."""
         self.derivatives(batch)
         super().update(batch)
 
     def _update(self) -> None:
-        """Applies d·u. Where nothing needs all gradients at once, they are made and used a few at a time.
+        """Apply d·u, a few parameters at a time unless all gradients are needed at once.
 
-        So no more of them are held than the largest parameter takes.
+        Gradients then take no more memory than the largest parameter.
         """
         if self._needs_all():
             gradients = self._gradients or self._all_gradients()
@@ -211,16 +209,12 @@ class ForwardStage(DualStage):
         self._gradients, self._learns = [], None
 
     def _needs_all(self) -> bool:
-        """Whether anything looks at all gradients of a batch together."""
+        """Whether anything needs all gradients of a batch at once."""
         optimizer = self.optimizer
-        apart = type(optimizer) in ELEMENTWISE and not optimizer._optimizer_step_pre_hooks  # pyright: ignore
-        apart = apart and not optimizer._optimizer_step_post_hooks  # pyright: ignore
-        return (
-            bool(self.corrections)
-            or self.config.clip is not None
-            or self.tangents.perturb == "activations"
-            or not apart
-        )
+        elementwise = type(optimizer) in ELEMENTWISE and not optimizer._optimizer_step_pre_hooks  # pyright: ignore
+        elementwise = elementwise and not optimizer._optimizer_step_post_hooks  # pyright: ignore
+        clips, perturbs = self.config.clip is not None, self.tangents.perturb == "activations"
+        return bool(self.corrections) or clips or perturbs or not elementwise
 
     @torch.no_grad()
     def _trickle(self) -> None:
@@ -232,23 +226,23 @@ class ForwardStage(DualStage):
             if held >= largest:
                 self._step()
                 held = 0
-        self._step()  # with nothing left, or nothing at all, it counts all the same
+        self._step()  # even without gradients left, so that the optimizer counts the step
         self._stepped()
         self._updated()
 
     @torch.no_grad()
     def _all_gradients(self) -> Gradients:
         assert self._learns is not None
-        moved = self._directions.moved_gradients(*self._learns)
+        of_activations = self._directions.activation_gradients(*self._learns)
         of_weights = (
             (i, self._directions.gradient(*self._learns, i))
             for i, p in enumerate(self._directions.parameters)
             if p.requires_grad
         )
-        return [add(g, moved.get(i)) for i, g in of_weights]
+        return [add(g, of_activations.get(i)) for i, g in of_weights]
 
 
 def parameter_names(blueprint: Blueprint) -> list[tuple[str, ...]]:
-    """Each parameter's names: its own, that with the stage's number, that in the whole network."""
+    """Return each parameter's names: in the stage, with the stage's number, in the whole network."""
     own = [name for name, _ in blueprint.module.named_parameters()]
     return [(name, f"{blueprint.index}.{name}", *([full] if full else [])) for name, full in zip(own, blueprint.names)]

@@ -1,4 +1,4 @@
-"""Heads: the small networks by which stages learn from losses of their own."""
+"""Heads: the small networks of local losses."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from freewheel._config import OptimizerFactory
 from freewheel._errors import one_of, whole_number
 from freewheel.credit._shapes import Kind, check_factory, perceptron
+from freewheel.stage import tensors_among
 
 Draw = Literal["fifo", "lifo", "random"]
 DRAWS: tuple[Draw, ...] = ("fifo", "lifo", "random")
@@ -20,17 +21,16 @@ DRAWS: tuple[Draw, ...] = ("fifo", "lifo", "random")
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOptions:
-    """The heads of local learning: what `fw.Local` and `fw.DGL` share.
+    """The options of heads, shared by `fw.Local` and `fw.DGL`.
 
     Args:
-        pool: Images are averaged to a grid of `pool` by `pool` before the perceptron.
+        pool: Images are average-pooled to a grid of `pool` by `pool` before the perceptron.
         hidden: Width of the perceptron's hidden layers.
-        layers: How many hidden layers it has; with 0 it is linear.
-        classes: How many outputs it has; by default as many as the network's last linear or convolutional layer.
-        optimizer: A factory for the heads; by default the trainer's.
-        replay: How many of the last batches a stage behind the first keeps, to learn from one of them at a time; 0
-            keeps none, and the stage learns from what has just come.
-        draw: Which one: the oldest (`fifo`), the newest (`lifo`), or any (`random`, from the seed).
+        layers: Number of hidden layers; 0 makes it linear.
+        classes: Number of outputs; by default that of the network's last linear or convolutional layer.
+        optimizer: The optimizer factory of the heads; by default the trainer's.
+        replay: Size in batches of the replay buffer of each stage after the first; 0 learns from the newest batch.
+        draw: The batch to replay: the oldest (`fifo`), the newest (`lifo`), or `random`, from the seed.
     """
 
     pool: int = 2
@@ -53,10 +53,10 @@ class HeadOptions:
 
 
 class Head(nn.Module):
-    """Pooling, then a perceptron, over all that a stage makes and passes on.
+    """Pooling and a perceptron over all outputs of a stage.
 
-    Images are averaged to a grid, positions of a sequence are averaged; where every position has a target, each has an
-    output, classes first.
+    Images are pooled to a grid, positions of a sequence are averaged. If every position has a target, each has an
+    output, with classes in dimension 1.
 
     Example:
         >>> head = Head([(4, 3), (2, 5)], HeadOptions(pool=2, hidden=7), classes=10)
@@ -75,9 +75,9 @@ class Head(nn.Module):
         self.layers = perceptron(width, options.hidden, options.layers, classes)
 
     def forward(self, tensors: Sequence[Tensor], target: Any) -> Tensor:
-        """What the network's output would be."""
-        first = tensors[0]
-        if self.positions and isinstance(target, Tensor) and target.shape[:2] == first.shape[:2]:
+        """Predict the network's output."""
+        targeted = [t for t in tensors_among([target]) if t.shape[:2] == tensors[0].shape[:2]]
+        if self.positions and targeted:
             return self.layers(torch.cat(list(tensors), dim=2)).transpose(1, 2)
         return self.layers(torch.cat([self._pooled(tensor) for tensor in tensors], dim=1))
 

@@ -1,4 +1,4 @@
-"""Predictors: the small networks that say what gradient a stage's output is going to get."""
+"""Predictors: the small networks that predict the gradient of a stage's output."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from torch import Tensor, nn
 from freewheel._config import OptimizerFactory
 from freewheel._errors import of_type, whole_number
 from freewheel.credit._shapes import Kind, check_factory, perceptron
+from freewheel.stage import described, tensors_among
 
 KERNEL = 5  # of the convolutions
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictorOptions:
-    """The predictors of synthetic gradients: what `fw.Synthetic` and `fw.DNI` share.
+    """The options of gradient predictors, shared by `fw.Synthetic` and `fw.DNI`.
 
     Args:
-        hidden: Width of their hidden layers; by default that of the activation whose gradient they predict.
-        layers: How many hidden layers they have; with 0 they are linear.
-        labels: Whether they see the label, too.
-        classes: How many labels there are; by default as many as the network's last linear or convolutional layer has
-            outputs.
-        optimizer: A factory for the predictors; by default the trainer's.
-        lag: How many batches a stage learns from before it waits for the gradient of one; with 0 it waits for each.
+        hidden: Width of the hidden layers; by default that of the activation whose gradient is predicted.
+        layers: Number of hidden layers; 0 makes them linear.
+        labels: Whether predictors also see the label.
+        classes: Number of labels; by default the outputs of the network's last linear or convolutional layer.
+        optimizer: The optimizer factory of the predictors; by default the trainer's.
+        lag: Updates between the update of a batch and the fit to its gradient; with 0 a stage waits for each.
     """
 
     hidden: int | None = None
@@ -50,10 +50,10 @@ class PredictorOptions:
 
 
 class Predictor(nn.Module):
-    """For each tensor a network of its kind: convolutions for images, else a perceptron, for each position if any.
+    """A network per tensor: convolutions for images, otherwise a perceptron, applied to each position if any.
 
-    Its last layer begins with zeros, so that nothing is learned from a prediction before there has been a fit. A label
-    comes as more channels or features, one for each class.
+    The last layer starts with zeros, so nothing is learned before the first fit. Labels are one-hot channels or
+    features.
 
     Example:
         >>> predictor = Predictor([(4, 3), (2, 6)], PredictorOptions(labels=True), classes=10)
@@ -77,7 +77,7 @@ class Predictor(nn.Module):
         return net
 
     def forward(self, tensors: Sequence[Tensor], target: Any) -> list[Tensor]:
-        """For each tensor its gradient, times the number of samples."""
+        """Predict the gradient of each tensor, times the number of samples."""
         return [self._one(net, tensor, target) for net, tensor in zip(self.nets, tensors)]
 
     def _one(self, net: nn.Module, tensor: Tensor, target: Any) -> Tensor:
@@ -87,11 +87,11 @@ class Predictor(nn.Module):
         return net(x).reshape(tensor.shape)
 
     def _labels(self, x: Tensor, target: Any) -> Tensor:
-        """The labels in the form of `x`: 1 for the class, 0 for the others."""
-        if not isinstance(target, Tensor) or target.is_floating_point() or target.dim() not in (1, x.dim() - 1):
-            came = f"{target.dtype} {tuple(target.shape)}" if isinstance(target, Tensor) else type(target).__name__
-            raise TypeError(f"labels=True, but the target is {came}: it must be whole numbers, one for each sample")
-        marks = F.one_hot(target.long(), self.classes).to(x.dtype)
+        """Return the one-hot labels in the form of `x`."""
+        labels = [t for t in tensors_among([target]) if not t.is_floating_point() and t.dim() in (1, x.dim() - 1)]
+        if not labels:
+            raise TypeError(f"labels=True, but the target is {described(target)}: it must be a class for each sample")
+        marks = F.one_hot(labels[0].long(), self.classes).to(x.dtype)
         if marks.dim() == x.dim():
             return marks
         if x.dim() == 4:
@@ -100,7 +100,7 @@ class Predictor(nn.Module):
 
 
 def _convolutions(inputs: int, hidden: int, layers: int, outputs: int) -> nn.Sequential:
-    """As `perceptron`, of convolutions that keep the size of an image."""
+    """Like `perceptron`, with size-preserving convolutions."""
     widths = [inputs, *[hidden] * layers, outputs]
-    made = [nn.Conv2d(a, b, KERNEL, padding=KERNEL // 2) for a, b in pairwise(widths)]
-    return nn.Sequential(*[part for conv in made[:-1] for part in (conv, nn.ReLU())], made[-1])
+    convs = [nn.Conv2d(a, b, KERNEL, padding=KERNEL // 2) for a, b in pairwise(widths)]
+    return nn.Sequential(*[module for conv in convs[:-1] for module in (conv, nn.ReLU())], convs[-1])

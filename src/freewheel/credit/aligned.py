@@ -10,19 +10,18 @@ from torch import nn
 
 from freewheel.credit._chain_stage import ChainStage
 from freewheel.credit.chain import Chain
-from freewheel.feedback import FeedbackOptions, FeedbackWeights, passing_back
+from freewheel.feedback import FeedbackOptions, FeedbackWeights, feedback_backward
 from freewheel.feedback._numbering import StageLayers, number_all_layers
 from freewheel.stage import Blueprint, Stage, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
 class Aligned(FeedbackOptions, Chain):
-    """Gradients pass from layer to layer through fixed random weights in the shape of each layer's own (`fa`).
+    """The chain rule through fixed random weights in the shape of each layer's own (`fa`).
 
     Args:
-        bound: The largest feedback weight; He's bound by default.
-        own: Given feedback weights by the layer's number, in the shape of its weight.
-        layers: The layers of each stage; the trainer fills them in.
+        bound, own: See `FeedbackOptions`.
+        layers: The layers of each stage, set by `bind`.
 
     Example:
         >>> Aligned(bound=0.5)
@@ -34,16 +33,16 @@ class Aligned(FeedbackOptions, Chain):
     layers: tuple[StageLayers, ...] = field(default=(), repr=False, compare=False)
 
     def bind(self, modules: Sequence[nn.Module]) -> Aligned:
-        """Numbers the layers."""
+        """Number the layers."""
         return replace(self, layers=number_all_layers(modules))
 
     def build(self, blueprint: Blueprint) -> Stage:
-        """Builds a stage whose layers pass gradients back through feedback weights."""
+        """Build an `AlignedStage`."""
         return AlignedStage(blueprint, self)
 
 
 class AlignedStage(ChainStage):
-    """A stage of the chain rule whose layers pass gradients back through feedback weights."""
+    """A chain-rule stage whose layers backpropagate through feedback weights."""
 
     def __init__(self, blueprint: Blueprint, aligned: Aligned) -> None:
         self._aligned = aligned
@@ -55,5 +54,5 @@ class AlignedStage(ChainStage):
         self._feedback = FeedbackWeights(self._aligned, self.config.seed)
 
     def _plain_call(self, x: Tree, target: Tree) -> Tree:
-        with passing_back(self._numbered, self._feedback):
+        with feedback_backward(self._numbered, self._feedback):
             return super()._plain_call(x, target)

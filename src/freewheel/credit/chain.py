@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Chain(Credit):
-    """The chain rule: a stage takes the gradient of its output from the next stage and passes on that of its input.
+    """The chain rule: a stage receives the gradient of its output and sends that of its input to the previous stage.
 
     Example:
         >>> import freewheel as fw
@@ -27,12 +27,12 @@ class Chain(Credit):
     family: ClassVar[str] = "chain"
 
     def check(self, pipeline: Pipeline) -> None:
-        """Micro-batches are flushed."""
+        """Reject micro-batches with delays."""
         if pipeline.micro > 1 and any(pipeline.delays):
             raise ValueError(
                 f"micro={pipeline.micro}: micro-batches need zero delays, not delays={tuple(pipeline.delays)}"
             )
 
     def build(self, blueprint: Blueprint) -> Stage:
-        """Builds a stage that goes backward."""
+        """Build a `ChainStage`."""
         return ChainStage(blueprint)

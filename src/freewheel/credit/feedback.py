@@ -1,15 +1,15 @@
-"""`feedback`: the error at the output, or the target, reaches every layer through fixed random weights.
+"""`feedback`: every layer receives the output error, or the target, through fixed random weights.
 
 ::
 
     blocks   … ─▶ layer 1 ─▶ act ─▌─▶ layer 2 ─▶ norm ─▶ act ─▌─▶ layer 3 ─▶ output ─▶ loss
                           B_2 s ─▶▌                   B_3 s ─▶▌                  ◀── e
 
-A block is a Linear or Conv2d layer with what follows it, up to the next such layer l. Its output h_l is that layer's
-input, and gets the gradient B_l s; from there autograd goes back through the block. The last block gets the error
-e = ∂loss/∂output itself. The signal s is e, its sign, or the target.
+A block is a Linear or Conv2d layer and the modules after it, up to the next such layer l. Its output h_l is that
+layer's input and gets the gradient B_l s, which autograd backpropagates through the block. The last block gets the
+error e = ∂loss/∂output itself. The signal s is e, its sign, or the target.
 
-The error is a message: `e3>` sends it towards the first stage, and each stage passes it on before it uses it.
+`e3>` in a plan sends the error of batch 3 towards the first stage. Each stage relays it before using it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from freewheel._errors import one_of
 from freewheel.corrections import Gradients
 from freewheel.credit._chain_stage import ChainStage, Graph
 from freewheel.credit._credit import Credit
-from freewheel.feedback import FeedbackOptions, FeedbackWeights, cut_off
+from freewheel.feedback import FeedbackOptions, FeedbackWeights, detached_inputs
 from freewheel.feedback._numbering import StageLayers, number_stacked_layers
 from freewheel.plan import GRADIENT, Message, Op, Unit
-from freewheel.stage import Blueprint, Shape, Stage, Tree, Verbs, to_device
+from freewheel.stage import Blueprint, Shape, Stage, Tree, Verbs, described, tensors_among, to_device
 
 if TYPE_CHECKING:
     from freewheel.methods import Pipeline
@@ -37,19 +37,17 @@ if TYPE_CHECKING:
 Signal = Literal["error", "sign", "target"]
 SIGNALS: tuple[Signal, ...] = ("error", "sign", "target")
 ERROR = Message("e", "error", way=-1, made_by=Op.FORWARD, needed_by=Op.BACKWARD, relayed=True)
-_GIVES = "the module gives"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Feedback(FeedbackOptions, Credit):
-    """A signal from the output reaches the input of each layer through fixed random weights.
+    """Direct feedback: a signal from the output reaches the input of each layer through fixed random weights.
 
     Args:
-        signal: `error`: the error at the output (`dfa`); `sign`: its sign (`sdfa`); `target`: the target (`drtp`).
-        bound: The largest feedback weight; He's bound by default.
-        own: Given feedback weights by the layer's number, (outputs of the network, *shape of its input).
-        joined: Whether a block of layers goes on in the next stage, which then sends its gradient; the trainer says.
-        layers: The layers of each stage; the trainer fills them in.
+        signal: `error`: the output error (`dfa`); `sign`: its sign (`sdfa`); `target`: the target (`drtp`).
+        bound, own: See `FeedbackOptions`.
+        joined: Whether a block continues in the next stage, which then sends its gradient; set by `bind`.
+        layers: The layers of each stage, set by `bind`.
 
     Example:
         >>> Feedback(signal="sign", bound=0.5)
@@ -70,7 +68,7 @@ class Feedback(FeedbackOptions, Credit):
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The error, unless the target takes its place; the gradient within a block that the cut divides."""
+        """The error, unless the signal is the target; the gradient, if a block spans a boundary."""
         return (*([] if self.needs_targets else [ERROR]), *([GRADIENT] if self.joined else []))
 
     @property
@@ -79,22 +77,22 @@ class Feedback(FeedbackOptions, Credit):
         return self.signal == "target"
 
     def check(self, pipeline: Pipeline) -> None:
-        """A batch is taken whole."""
+        """Reject micro-batches."""
         if pipeline.micro > 1:
-            raise ValueError(f"micro={pipeline.micro}: under credit='feedback' a batch is taken whole; leave it out")
+            raise ValueError(f"micro={pipeline.micro}: credit='feedback' has no micro-batches; leave it out")
 
     def bind(self, modules: Sequence[nn.Module]) -> Feedback:
-        """Numbers the layers."""
+        """Number the layers."""
         layers, joined = number_stacked_layers(modules)
         return replace(self, layers=layers, joined=joined)
 
     def build(self, blueprint: Blueprint) -> Stage:
-        """Builds a stage whose blocks learn from the signal."""
+        """Build a `FeedbackStage`."""
         return FeedbackStage(blueprint, self)
 
 
 class FeedbackStage(ChainStage):
-    """A stage whose blocks each get their gradient from a signal that goes past all others."""
+    """A stage whose blocks each learn from the signal."""
 
     def __init__(self, blueprint: Blueprint, feedback: Feedback) -> None:
         self._options = feedback
@@ -104,7 +102,7 @@ class FeedbackStage(ChainStage):
         self._numbered = self._layers.of(self.module)
 
     def verbs(self) -> Verbs:
-        """The error goes from the last stage to all."""
+        """Add the error, from the last stage to all."""
         return {
             **super().verbs(),
             ERROR.send: lambda unit: self._signals.get(unit),  # None for a micro-batch without samples
@@ -115,31 +113,31 @@ class FeedbackStage(ChainStage):
         super()._forget()
         self._feedback = FeedbackWeights(self._options, self.config.seed)
         self._signals: dict[Unit, Tensor] = {}
-        self._errors: dict[Unit, Tensor] = {}  # at the output, where it is here
-        self._output: tuple[Tensor, Tensor] | None = None  # of the network, and the copy that the loss was taken of
+        self._errors: dict[Unit, Tensor] = {}  # at the output, in the last stage
+        self._output: tuple[Tensor, Tensor] | None = None  # of the network, and the copy that the loss depends on
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
     def _record(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
-        """A forward whose blocks are kept, each with the number of the layer behind it, None for the last of all."""
+        """Run a forward and store its blocks, each with the number of the next layer, None for the last."""
         with torch.enable_grad(), self.weights.forward(self.version) as weights:
-            with cut_off(self._numbered) as ends:
+            with detached_inputs(self._numbered) as outputs:
                 leaves, spec, inputs = self._run(unit, x, target)
-            out = self._left(unit, leaves, share)
-        ends = [*ends, (None if self.is_last or self._options.joined else self._layers.after, out)]
-        there = [(number, end) for number, end in ends if end.requires_grad]
-        places, outputs = [number for number, _ in there], [end for _, end in there]
-        self._graphs[unit] = Graph(inputs, outputs, places, weights, self.version)
+            out = self._stage_output(unit, leaves, share)
+        blocks = [*outputs, (None if self.is_last or self._options.joined else self._layers.after, out)]
+        blocks = [(number, h) for number, h in blocks if h.requires_grad]
+        slots = [number for number, _ in blocks]
+        self._graphs[unit] = Graph(inputs, [h for _, h in blocks], slots, weights, self.version)
         if self._options.needs_targets:
             signal = _one_hot(to_device(target, self.device), self._layers.outputs)
             self._signals[unit] = signal.to(out.dtype) * (share / len(out))
         return leaves, spec
 
-    def _left(self, unit: Unit, leaves: list[Any], share: float) -> Tensor:
-        """What leaves the stage, or the network; there the error is found."""
+    def _stage_output(self, unit: Unit, leaves: list[Any], share: float) -> Tensor:
+        """Return the output of the stage; in the last stage also compute the error."""
         if not self.is_last:
-            if len(leaves) != 1 or not isinstance(leaves[0], Tensor):
-                raise TypeError(f"{_GIVES} {len(leaves)} values: a stage under credit='feedback' gives one tensor")
+            if len(leaves) != 1 or not tensors_among(leaves):
+                raise TypeError(f"the module returns {len(leaves)} values: under credit='feedback' return one tensor")
             return leaves[0]
         assert self._output is not None
         (out, copy), self._output = self._output, None
@@ -154,8 +152,8 @@ class FeedbackStage(ChainStage):
     def _finish(self, out: Tree, target: Tree) -> Tree:
         if not torch.is_grad_enabled():
             return self._loss(out, target)
-        if not isinstance(out, Tensor):
-            raise TypeError(f"{_GIVES} a {type(out).__name__}: a network under credit='feedback' gives one tensor")
+        if not tensors_among([out]):
+            raise TypeError(f"the network returns {described(out)}: under credit='feedback' return one tensor")
         copy = out.detach().requires_grad_()
         self._output = out, copy
         return self._loss(copy, target)
@@ -167,31 +165,31 @@ class FeedbackStage(ChainStage):
             self._signals[unit] = to_device(signal, self.device)
 
     def _cotangents(self, unit: Unit, graph: Graph, gradients: Gradients | None) -> list[tuple[Tensor, Tensor | None]]:
-        """The blocks' outputs and their gradients: that of the last block comes from outside, the others' from here."""
+        """Return the blocks' outputs and their gradients: of the last block from outside, of the others by feedback."""
         signal, error = self._signals.pop(unit), self._errors.pop(unit, None)
         if gradients is not None:
             (error,) = (None if g is None else to_device(g, self.device) for g in gradients)
-        pairs = zip(graph.outputs, graph.places)
-        found = [(end, error if number is None else self._fed_back(number, end, signal)) for end, number in pairs]
-        return [(end, gradient) for end, gradient in found if gradient is not None]
+        pairs = zip(graph.outputs, graph.gradient_slots)
+        found = [(h, error if number is None else self._fed_back(number, h, signal)) for h, number in pairs]
+        return [(h, gradient) for h, gradient in found if gradient is not None]
 
-    def _fed_back(self, number: int, end: Tensor, signal: Tensor) -> Tensor:
-        """B s for each sample: the gradient at the input of a layer."""
-        if len(signal) != len(end):
+    def _fed_back(self, number: int, h: Tensor, signal: Tensor) -> Tensor:
+        """Return B s for each sample: the gradient at the input h of a layer."""
+        if len(signal) != len(h):
             raise ValueError(
-                f"layer {number} gets {len(end)} samples where the network gives {len(signal)}: under "
+                f"layer {number} has {len(h)} samples, but the network's output has {len(signal)}: under "
                 "credit='feedback' every layer must keep the first dimension"
             )
-        signal = signal.flatten(1).to(end.dtype)
-        weights = self._feedback.of(number, (signal.shape[1], *end.shape[1:]), end)
-        return (signal @ weights.flatten(1)).view(end.shape)
+        signal = signal.flatten(1).to(h.dtype)
+        weights = self._feedback.of(number, (signal.shape[1], *h.shape[1:]), h)
+        return (signal @ weights.flatten(1)).view(h.shape)
 
 
 def _one_hot(target: Tree, outputs: int) -> Tensor:
-    """A class for each sample as a row of zeros and a one; numbers for each output as they are."""
-    if isinstance(target, Tensor) and target.is_floating_point():
-        return target.flatten(1)
-    if not isinstance(target, Tensor) or target.dim() != 1:
-        came = f"a tensor of shape {tuple(target.shape)}" if isinstance(target, Tensor) else type(target).__name__
-        raise TypeError(f"the target is {came}: under 'drtp' give a class for each sample, or a number for each output")
-    return F.one_hot(target, outputs)
+    """Return classes as one-hot rows, and a target of floats unchanged."""
+    for tensor in tensors_among([target]):
+        if tensor.is_floating_point():
+            return tensor.flatten(1)
+        if tensor.dim() == 1:
+            return F.one_hot(tensor, outputs)
+    raise TypeError(f"the target is {described(target)}: under 'drtp' give a class per sample, or a float per output")

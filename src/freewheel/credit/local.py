@@ -1,10 +1,10 @@
-"""`local`: a stage learns from a loss of its own, that of a head on its output.
+"""`local`: a stage learns from a local loss, that of a head on its output.
 
 ::
 
-    stage 0   x ──F──▶ h_1 ──▶ head ──▶ loss_0        nothing comes back from stage 1
+    stage 0   x ──F──▶ h_1 ──▶ head ──▶ loss_0        no gradient from stage 1
     stage 1            h_1 ──F──▶ h_2 ──▶ head ──▶ loss_1
-    stage 2                       h_2 ──F──▶ loss     the last one has the network's
+    stage 2                       h_2 ──F──▶ loss     the loss of the network
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from freewheel._seeds import seed_of
 from freewheel.credit._auxiliary import HEAD, AuxiliaryStage
-from freewheel.credit._chain_stage import Graph, Stored
+from freewheel.credit._chain_stage import Graph, StoredInput
 from freewheel.credit._credit import Credit
 from freewheel.credit._heads import Head, HeadOptions
 from freewheel.credit._shapes import Kind, network_outputs
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Local(HeadOptions, Credit):
-    """Each stage but the last learns from the loss of a head of its own. Nothing comes back from later stages.
-
-    The options are those of the heads: see `HeadOptions`.
+    """Local losses: each stage but the last learns from its own head. See `HeadOptions` for the options.
 
     Example:
         >>> import freewheel as fw
@@ -47,34 +45,34 @@ class Local(HeadOptions, Credit):
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """None beside the activations."""
+        """None besides activations."""
         return ()
 
     @property
     def needs_targets(self) -> bool:
-        """Every head has a loss."""
+        """True: every head has a loss."""
         return True
 
     def check(self, pipeline: Pipeline) -> None:
-        """A stage learns at once."""
+        """Reject delays and micro-batches."""
         check_immediate(self.name, pipeline)
 
     def bind(self, modules: Sequence[nn.Module]) -> Local:
-        """Finds the number of classes."""
+        """Find the number of classes."""
         given = self.classes if self.classes is not None or len(modules) == 1 else network_outputs(modules)
         return replace(self, classes=given)
 
     def build(self, blueprint: Blueprint) -> Stage:
-        """Builds a stage with a head."""
+        """Build a `LocalStage`."""
         return LocalStage(blueprint, self)
 
     def head_settings(self) -> Any:
-        """The heads' options."""
+        """Return the heads' options."""
         return self.settings()
 
 
 def check_immediate(credit: str, pipeline: Pipeline) -> None:
-    """Refuses delays and micro-batches where a stage has its own signal, and so learns from each batch at once."""
+    """Reject delays and micro-batches for a credit whose stages learn from each batch at once."""
     for name, value, plain in (
         ("delays", tuple(pipeline.delays), (0,) * len(pipeline.delays)),
         ("micro", pipeline.micro, 1),
@@ -87,7 +85,7 @@ def check_immediate(credit: str, pipeline: Pipeline) -> None:
 
 
 class LocalStage(AuxiliaryStage):
-    """Forward, backward and update, without any gradient from outside."""
+    """A stage that learns from its head, without gradients from other stages."""
 
     def __init__(self, blueprint: Blueprint, local: Local) -> None:
         self._options = local
@@ -101,20 +99,20 @@ class LocalStage(AuxiliaryStage):
 
     def _forget(self) -> None:
         super()._forget()
-        self._arrived: deque[Stored] = deque(maxlen=max(1, self._options.replay))
+        self._replay_buffer: deque[StoredInput] = deque(maxlen=max(1, self._options.replay))
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
     def _pass(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
-        """Passes on what it makes of the newest input, and learns from that one, or from one that it has kept.
+        """Forward the newest input, and learn from it or from one in the replay buffer.
 
-        A kept one is forwarded with the weights of now; running statistics have counted it already.
+        A replayed input is forwarded with the newest weights and does not change running statistics again.
         """
         if not self._options.replay or not self.index:
             return super()._pass(unit, x, target, share)
-        self._arrived.append(Stored(x, target, share))
+        self._replay_buffer.append(StoredInput(x, target, share))
         chosen = self._chosen(unit[0])
-        if chosen is self._arrived[-1]:
+        if chosen is self._replay_buffer[-1]:
             return super()._pass(unit, x, target, share)
         with torch.no_grad():
             leaves, spec, _ = self._run(unit, x, target)
@@ -122,27 +120,27 @@ class LocalStage(AuxiliaryStage):
             self._record(unit, *chosen)
         return leaves, spec
 
-    def _chosen(self, batch: int) -> Stored:
+    def _chosen(self, batch: int) -> StoredInput:
         draw = self._options.draw
         if draw != "random":
-            return self._arrived[0 if draw == "fifo" else -1]
+            return self._replay_buffer[0 if draw == "fifo" else -1]
         number = seed_of(self.config.seed, self.index, self.first_batch + batch, HEAD)
-        return self._arrived[number % len(self._arrived)]
+        return self._replay_buffer[number % len(self._replay_buffer)]
 
     def _plain_call(self, x: Tree, target: Tree) -> Tree:
-        """The module, with the head and its loss where anything is to be learned from it."""
+        """Run the module, and the head with its loss if the stage can learn from it."""
         out = super()._plain_call(x, target)
         if self.is_last or not torch.is_grad_enabled():
             return out
-        made = [t for t in tensors_among(flatten(out)[0]) if t.requires_grad]
-        if made:
-            head = self._network_for(made)
-            seen = [t.to(head.weights[0].dtype) for t in made]
+        outputs = [t for t in tensors_among(flatten(out)[0]) if t.requires_grad]
+        if outputs:
+            head = self._network_for(outputs)
+            seen = [t.to(head.weights[0].dtype) for t in outputs]
             self._own_loss = self._loss(head.module(seen, to_device(target, self.device)), target)
         return out
 
     def _record(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
-        """A forward whose graph is that of the loss here."""
+        """Run a forward and store the graph of the local loss."""
         leaves, spec = super()._record(unit, x, target, share)
         if not self.is_last:
             loss, self._own_loss = self._own_loss, None
@@ -159,10 +157,10 @@ class LocalStage(AuxiliaryStage):
         return [*self.weights.live, *(self.auxiliary.weights if self.auxiliary else ())]
 
     def _update(self) -> None:
-        """Applies the gradient to the module and to the head."""
+        """Apply the gradient to the module and the head."""
         own = len(self.weights.live)
         if self.auxiliary is not None:
-            self.auxiliary.take(self._gradients[own:])
+            self.auxiliary.set_gradients(self._gradients[own:])
         self._gradients = self._gradients[:own]
         super()._update()
 
@@ -174,10 +172,10 @@ class LocalStage(AuxiliaryStage):
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def pending(self) -> dict[str, Any]:
-        """The batches that are kept to learn from."""
-        return {**super().pending(), "arrived": [tuple(stored) for stored in self._arrived]}
+        """Add the replay buffer."""
+        return {**super().pending(), "arrived": [tuple(stored) for stored in self._replay_buffer]}
 
     def restore(self, pending: dict[str, Any]) -> None:
-        """Keeps these again."""
+        """Restore the replay buffer, too."""
         super().restore(pending)
-        self._arrived.extend(Stored(*stored) for stored in to_device(pending["arrived"], self.device))
+        self._replay_buffer.extend(StoredInput(*stored) for stored in to_device(pending["arrived"], self.device))

@@ -1,12 +1,12 @@
-"""`synthetic`: a stage learns from a predicted gradient, and its predictor from the one that comes later.
+"""`synthetic`: a stage learns from a predicted gradient, and its predictor from the true one that arrives later.
 
 ::
 
     stage 0   x ──F──▶ h_1 ──▶ predictor ──▶ ĝ_1 ──B──▶ update        at once
-    stage 1            h_1 ──F──▶ … ──B──▶ g_1                        by its own prediction, or the loss
-    stage 0   predictor fitted to g_1                                 some batches later
+    stage 1            h_1 ──F──▶ … ──B──▶ g_1                        from its own prediction, or the loss
+    stage 0   predictor fitted to g_1                                 `lag` batches later
 
-`S3@3` in a plan is fit number 3 of the predictor, to the gradient that has come for batch 3.
+`S3@3` in a plan is fit number 3 of the predictor, to the received gradient of batch 3.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from freewheel.corrections import Gradients
 from freewheel.credit._auxiliary import Auxiliary, AuxiliaryStage
-from freewheel.credit._chain_stage import Stored
+from freewheel.credit._chain_stage import StoredInput
 from freewheel.credit._credit import Credit
 from freewheel.credit._predictors import Predictor, PredictorOptions
 from freewheel.credit._shapes import Kind, network_outputs
@@ -38,9 +38,7 @@ GRADIENT = Message("g", "gradient", way=-1, made_by=Op.BACKWARD, needed_by=FIT) 
 
 @dataclass(frozen=True, kw_only=True)
 class Synthetic(PredictorOptions, Credit):
-    """Each stage but the last learns from a gradient that it predicts, and teaches its predictor the true one.
-
-    The options are those of the predictors: see `PredictorOptions`.
+    """Synthetic gradients: each stage but the last learns from a predicted one. See `PredictorOptions` for the options.
 
     Example:
         >>> import freewheel as fw
@@ -67,47 +65,46 @@ class Synthetic(PredictorOptions, Credit):
         return self.labels
 
     def actions(self, schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:
-        """Work without delay, followed by the fits."""
+        """Add the fits."""
         work = super().actions(schedule, stage, batches)
         return followed_up(work, FIT, self.lag) if stage < schedule.stages - 1 else work
 
     def broken_rule(self, action: Action, rules: StageRules) -> str | None:
-        """Fits are as late as the lag says."""
-        behind, drained = rules.version - 1 - action.batch, rules.version == rules.batches
-        if action.op is not FIT or behind == self.lag or (drained and 0 <= behind < self.lag):
+        """Check the lag of fits."""
+        lag, drained = rules.version - 1 - action.batch, rules.version == rules.batches
+        if action.op is not FIT or lag == self.lag or (drained and 0 <= lag < self.lag):
             return None
-        return f"the stage has learned from {behind} batches beyond it, but the declared lag is {self.lag}"
+        return f"the stage has learned from {lag} batches beyond it, but the declared lag is {self.lag}"
 
     def check(self, pipeline: Pipeline) -> None:
-        """A stage learns at once."""
+        """Reject delays and micro-batches."""
         check_immediate(self.name, pipeline)
 
     def check_replicas(self, replicas: int, pipeline: Pipeline) -> None:
-        """Predictors are not all-reduced."""
+        """Reject replicas: predictors are not all-reduced."""
         raise ValueError(
-            f"replicas={replicas} with {pipeline.title}: each replica would fit a predictor of its own; use 'dgl', or "
-            "one replica"
+            f"replicas={replicas} with {pipeline.title}: predictors are not all-reduced; use 'dgl', or one replica"
         )
 
     def bind(self, modules: Sequence[nn.Module]) -> Synthetic:
-        """Finds the number of labels."""
+        """Find the number of labels."""
         known = self.classes is not None or not self.labels or len(modules) == 1
         return self if known else replace(self, classes=network_outputs(modules))
 
     def build(self, blueprint: Blueprint) -> Stage:
-        """Builds a stage with a predictor."""
+        """Build a `SyntheticStage`."""
         return SyntheticStage(blueprint, self)
 
     def head_settings(self) -> Any:
-        """The predictors' options."""
+        """Return the predictors' options."""
         return self.settings()
 
 
 class SyntheticStage(AuxiliaryStage):
-    """Forward, backward, update, and the fit of the predictor.
+    """A stage with a predictor, whose stored inputs are the outputs that await their fit.
 
-    What a predictor gives is the gradient times the number of samples: that of each sample's own loss, where the loss
-    is their mean. So it does not depend on the size of a batch. The outputs that it has seen wait for their fit.
+    A predictor returns the gradient times the number of samples, which is independent of the batch size for a mean
+    loss.
     """
 
     def __init__(self, blueprint: Blueprint, synthetic: Synthetic) -> None:
@@ -115,7 +112,7 @@ class SyntheticStage(AuxiliaryStage):
         super().__init__(blueprint, synthetic.optimizer)
 
     def verbs(self) -> Verbs:
-        """Gradients that come later are for the predictor."""
+        """Add fits, which use the received gradients; backwards do not."""
 
         def fit(unit: Unit) -> None:
             assert self._output_gradients is not None
@@ -133,31 +130,31 @@ class SyntheticStage(AuxiliaryStage):
     def forward(
         self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0, weight: float = 1.0
     ) -> Tree:
-        """Runs the module, and keeps its output for the predictor."""
+        """Run the module, and store its output for the predictor."""
         out = super().forward(unit, x, target, size, share, weight)
         graph = self._graphs[unit]
         if not self.is_last and graph.outputs:
-            seen = {place: t.detach() for place, t in zip(graph.places, graph.outputs)}
-            self._stored[unit] = Stored(seen, target if self._options.labels else None, 1.0)
+            seen = {slot: t.detach() for slot, t in zip(graph.gradient_slots, graph.outputs)}
+            self._stored[unit] = StoredInput(seen, target if self._options.labels else None, 1.0)
         return out
 
     def backward(self, unit: Unit, gradients: Gradients | None) -> Gradients:
-        """Goes back with the predicted gradient; the last stage with that of the loss."""
+        """Backpropagate the predicted gradient; in the last stage, that of the loss."""
         stored = self._stored.get(unit)
         if self.is_last or stored is None:
             return super().backward(unit, None)
-        places, seen = zip(*stored.inputs.items())
+        slots, seen = zip(*stored.inputs.items())
         with torch.no_grad():
             predicted = self._predicted(self._network_for(seen), seen, stored.target)
-        found = {place: g.to(h.dtype) / len(h) for place, g, h in zip(places, predicted, seen)}
-        return super().backward(unit, [found.get(place) for place in range(max(places) + 1)])
+        found = {slot: g.to(h.dtype) / len(h) for slot, g, h in zip(slots, predicted, seen)}
+        return super().backward(unit, [found.get(slot) for slot in range(max(slots) + 1)])
 
     def _predicted(self, own: Auxiliary, seen: Sequence[Tensor], target: Tree) -> list[Tensor]:
         dtype = own.weights[0].dtype
         return own.module([h.to(dtype) for h in seen], to_device(target, self.device))
 
     def fit(self, unit: Unit, gradients: Gradients) -> None:
-        """One step of the predictor, as it is now, towards the gradient of an output that it has seen."""
+        """Step the predictor towards the gradient of a stored output."""
         stored = self._stored.pop(unit, None)
         if stored is None:
             return
@@ -165,12 +162,12 @@ class SyntheticStage(AuxiliaryStage):
         own = self._network_for(seen)
         with torch.enable_grad():
             predicted = self._predicted(own, seen, stored.target)
-            true = [gradients[place] for place in stored.inputs]
+            true = [gradients[slot] for slot in stored.inputs]
             errors = [
                 F.mse_loss(p, (to_device(g, self.device) * len(g)).to(p.dtype))
                 for p, g in zip(predicted, true)
                 if g is not None
             ]
         if errors:
-            own.take(torch.autograd.grad(sum(errors), own.weights, allow_unused=True))  # pyright: ignore
+            own.set_gradients(torch.autograd.grad(sum(errors), own.weights, allow_unused=True))  # pyright: ignore
             own.step()

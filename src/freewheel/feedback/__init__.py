@@ -1,7 +1,7 @@
-"""Fixed random feedback: the weights it goes through, and layers that pass gradients on through them."""
+"""Fixed random feedback: the weights, and hooks on layers."""
 
-from freewheel.feedback._hooks import Layer, cut_off, padding_of, passing_back
+from freewheel.feedback._hooks import Layer, detached_inputs, feedback_backward
 from freewheel.feedback._options import FeedbackOptions
 from freewheel.feedback._weights import FeedbackWeights
 
-__all__ = ["FeedbackOptions", "FeedbackWeights", "Layer", "cut_off", "padding_of", "passing_back"]
+__all__ = ["FeedbackOptions", "FeedbackWeights", "Layer", "detached_inputs", "feedback_backward"]

@@ -1,12 +1,12 @@
-"""Layers under feedback: while a stage runs, hooks on its Linear and Conv2d layers change what autograd records.
+"""Hooks on Linear and Conv2d layers that change what autograd records while a stage runs.
 
 ::
 
-    passing_back   x ──┬─ detach ─▶ layer ─▶ out ─▶      backward:  layer gets g, as ever;  x gets Bᵀg, not Wᵀg
-                       └───────────── B ──────┘
-    cut_off        x ──▌ end of a block        ─▶ layer ─▶ out      backward:  x gets what its feedback makes
+    feedback_backward   x ──┬─ detach ─▶ layer ─▶ out ─▶     backward:  the layer gets g;  x gets Bᵀg, not Wᵀg
+                            └───────────── B ──────┘
+    detached_inputs     x ──▌ end of a block ─▶ layer ─▶ out backward:  x gets the gradient of its feedback
 
-The layer itself runs as it is, so that the gradients of its weight and bias are autograd's own.
+The layer itself is unchanged, and autograd computes the gradients of its weight and bias.
 """
 
 from __future__ import annotations
@@ -26,47 +26,43 @@ Numbered = Sequence[tuple[Layer, int]]  # layers and their numbers
 
 
 def padding_of(layer: nn.Conv2d) -> tuple[int, ...] | None:
-    """The zeros on each side of each dimension; None where it is padded otherwise.
+    """Return the zeros on each side of each dimension; None for any other padding.
 
     Example:
         >>> padding_of(nn.Conv2d(1, 1, 3, padding="same")), padding_of(nn.Conv2d(1, 1, 2, padding="same"))
         ((1, 1), None)
     """
-    if layer.padding_mode != "zeros":
-        return None
-    if not isinstance(layer.padding, str):
-        return tuple(layer.padding)
-    around = [d * (k - 1) if layer.padding == "same" else 0 for d, k in zip(layer.dilation, layer.kernel_size)]
-    return None if any(total % 2 for total in around) else tuple(total // 2 for total in around)
+    sides = layer._reversed_padding_repeated_twice[::-1]  # right and left of each dimension
+    return tuple(sides[::2]) if layer.padding_mode == "zeros" and sides[::2] == sides[1::2] else None
 
 
 @contextmanager
-def cut_off(layers: Numbered) -> Iterator[list[tuple[int, Tensor]]]:
-    """Inside, no gradient passes a layer; gives the layers' inputs that have one to get, with the layers' numbers."""
-    ends: list[tuple[int, Tensor]] = []
+def detached_inputs(layers: Numbered) -> Iterator[list[tuple[int, Tensor]]]:
+    """Detach the layers' inputs inside the context; its value collects those that need a gradient, with numbers."""
+    inputs: list[tuple[int, Tensor]] = []
 
     def before(number: int) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> Any:
             x, *others = args
             if not x.requires_grad:
                 return None
-            ends.append((number, x))
+            inputs.append((number, x))
             return x.detach(), *others
 
         return hook
 
     handles = [layer.register_forward_pre_hook(before(number)) for layer, number in layers]
     try:
-        yield ends
+        yield inputs
     finally:
         for handle in handles:
             handle.remove()
 
 
 @contextmanager
-def passing_back(layers: Numbered, weights: FeedbackWeights) -> Iterator[None]:
-    """Inside, gradients pass the layers through their feedback weights."""
-    entered: list[Tensor] = []  # what has gone into the layer that is running
+def feedback_backward(layers: Numbered, weights: FeedbackWeights) -> Iterator[None]:
+    """Backpropagate through feedback weights for forwards inside the context."""
+    entered: list[Tensor] = []  # the inputs of the running layers
 
     def before(module: nn.Module, args: tuple[Any, ...]) -> Any:
         x, *others = args
@@ -78,7 +74,7 @@ def passing_back(layers: Numbered, weights: FeedbackWeights) -> Iterator[None]:
             x = entered.pop()
             if not x.requires_grad or not torch.is_grad_enabled():
                 return out
-            return _PassBack.apply(out, x, weights.of(number, module.weight.shape, module.weight), module)
+            return _Feedback.apply(out, x, weights.of(number, module.weight.shape, module.weight), module)
 
         return hook
 
@@ -91,25 +87,23 @@ def passing_back(layers: Numbered, weights: FeedbackWeights) -> Iterator[None]:
             handle.remove()
 
 
-class _PassBack(torch.autograd.Function):
-    """A layer's output, unchanged; the gradient goes on to the layer, and through feedback weights to its input."""
+class _Feedback(torch.autograd.Function):
+    """Identity on a layer's output; the backward also sends the gradient through feedback weights to the input."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, x: Tensor, weights: Tensor, layer: Layer) -> Tensor:
         ctx.save_for_backward(weights)
         ctx.layer, ctx.shape, ctx.dtype = layer, x.shape, x.dtype
-        ctx.mark_dirty(out)  # so that what follows may change it in place
+        ctx.mark_dirty(out)  # so that later modules may change it in place
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
         (gradient,), (weights,), layer = gradients, ctx.saved_tensors, ctx.layer
         weights = weights.to(gradient.dtype)
-        if isinstance(layer, nn.Conv2d):
-            padding = padding_of(layer)
-            assert padding is not None
-            geometry: Any = layer.stride, padding, layer.dilation, layer.groups
-            back = conv2d_input(ctx.shape, weights, gradient, *geometry)
-        else:
+        if weights.dim() == 2:
             back = gradient @ weights
+        else:
+            geometry: Any = layer.stride, padding_of(layer), layer.dilation, layer.groups
+            back = conv2d_input(ctx.shape, weights, gradient, *geometry)
         return gradient, back.to(ctx.dtype), None, None

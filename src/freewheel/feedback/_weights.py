@@ -1,4 +1,4 @@
-"""Feedback weights: each belongs to a seed and a layer, and is the same on every runtime and for every cut."""
+"""Feedback weights: a function of the seed and the layer, the same on every runtime and for every split."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from freewheel._seeds import seed_of
 from freewheel.feedback._options import FeedbackOptions
 
-_FEEDBACK = -1  # in a seed: tells feedback weights from all else that is drawn
+_FEEDBACK = -1  # distinguishes the seeds of feedback weights from all others
 
 
 class FeedbackWeights:
-    """The feedback weights of a stage's layers, drawn where they are first needed.
+    """The feedback weights of a stage's layers, drawn on first use.
 
-    They are drawn in float64 on the CPU, so that all devices and dtypes have the same ones.
+    They are drawn in float64 on the CPU, so that they are the same for all devices and dtypes.
 
     Example:
         >>> weights = FeedbackWeights(FeedbackOptions(), seed=0)
@@ -32,7 +32,7 @@ class FeedbackWeights:
         self._drawn: dict[int, Tensor] = {}
 
     def of(self, layer: int, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Those of a layer by its number, on the device and in the dtype of `like`."""
+        """Return the feedback weights of a layer by its number, on the device and in the dtype of `like`."""
         if layer not in self._drawn:
             own = self._options.own or {}
             weights = own[layer].detach() if layer in own else self._draw(layer, shape)

@@ -1,11 +1,11 @@
-"""Methods: one short file per family, each a preset of the same four choices."""
+"""Methods: one short file per family, each a preset of `Pipeline`."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from typing import Any
 
-from freewheel._errors import unknown, whole_number
+from freewheel._errors import of_type, one_of, unknown, whole_number
 from freewheel.methods._method import Method, Pipeline
 from freewheel.methods.backprop import BP, GPipe, OneFOneB
 from freewheel.methods.ddg import DDG, FR
@@ -29,7 +29,7 @@ RACES: dict[str, type[Racing]] = {m.name: m for m in (AsyncLU, AsyncBU, Hogwild,
 
 
 def method(name: str | Method, **options: Any) -> Method:
-    """A method by its name, with its options; a method itself passes through.
+    """Return a method by name, with its options; a `Method` is returned unchanged.
 
     Example:
         >>> method("dsp", p=(1, 1, 0), m=(4, 2, 0))
@@ -38,14 +38,11 @@ def method(name: str | Method, **options: Any) -> Method:
     if isinstance(name, Method):
         if options:
             raise TypeError(
-                f"options {sorted(options)} go with a method's name, but {type(name).__name__} was given whole"
+                f"options {sorted(options)} need a method's name, but a {type(name).__name__} was given: set them on it"
             )
         return name
-    if not isinstance(name, str):
-        raise TypeError(f"method={name!r}: give a name such as 'fdg', or a method such as fw.FDG()")
     known = {**METHODS, **RACES, Pipeline.name: Pipeline}
-    if name not in known:
-        raise unknown("method", name, known)
+    one_of("method", of_type("method", name, str, "give a name such as 'fdg', or a method such as fw.FDG()"), known)
     cls = known[name]
     names = [f.name for f in fields(cls)]  # pyright: ignore[reportArgumentType]
     for option in options:
@@ -55,14 +52,14 @@ def method(name: str | Method, **options: Any) -> Method:
 
 
 def plan(name: str | Method, *, k: int, batches: int = 8, slack: int = 0, **options: Any) -> Plan:
-    """The checked plan of a method for k stages and a number of batches; `print` draws it.
+    """Build the checked plan of a method; `print` draws it.
 
     Args:
         name: A method, or its name.
         k: The number of stages.
-        batches: How many batches it is for.
+        batches: The number of batches.
         slack: Extra length of every queue.
-        options: The method's options, where it is given by name.
+        options: The method's options, if it is given by name.
 
     Example:
         >>> plan("fdg", k=3).delays

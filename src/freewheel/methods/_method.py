@@ -1,4 +1,4 @@
-"""What a method is: credit, delays, weights and corrections; named methods are presets of these."""
+"""The `Method` interface and `Pipeline`, which every planned method is a preset of."""
 
 from __future__ import annotations
 
@@ -16,7 +16,21 @@ from freewheel.runtime import RUNTIMES, Outcome, Run
 
 
 class Method(ABC):
-    """A way to train a network in stages. `pipeline` says it in the algebra's own terms, for K stages."""
+    """A way to train a network in stages: a frozen dataclass of options and a preset of `Pipeline`.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> import freewheel as fw
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Stale(fw.Method):
+        ...     name = "stale"
+        ...     delay: int = 1
+        ...
+        ...     def pipeline(self, k):
+        ...         return fw.Pipeline(title=self.name, delays=[self.delay * (k - 1 - i) for i in range(k)])
+        >>> fw.plan(Stale(delay=2), k=3).delays
+        (4, 2, 0)
+    """
 
     name: ClassVar[str]
     planned: ClassVar[bool] = True  # whether it has a plan
@@ -24,53 +38,53 @@ class Method(ABC):
 
     @abstractmethod
     def pipeline(self, k: int) -> Pipeline:
-        """The choices that make this method, for k stages."""
+        """Return this method as a pipeline of k stages."""
 
     def stage_pipeline(self, k: int) -> Pipeline:
-        """The pipeline that the trainer's k stages are built for: by default that of the plan."""
+        """Return the pipeline that the trainer's k stages are built for, by default that of the plan."""
         return self.pipeline(k)
 
     def over(self, replicas: int) -> Method:
-        """The method that each of so many replicas follows on its own samples: by default this one."""
+        """Return the method that each replica follows on its own shard, by default this one."""
         return self
 
     def total_workers(self, stages: int) -> int:
-        """How many workers compute at the same time, given the number of stages of all replicas."""
+        """Return the number of concurrent workers, given the number of stages over all replicas."""
         return stages
 
     def check_run(self, config: RunConfig) -> None:  # noqa: B027
-        """Refuses a runtime, and options, that make no sense with this method."""
+        """Reject a runtime or options that this method does not support."""
 
     def check_checkpoints(self, what: str) -> None:  # noqa: B027
-        """Refuses checkpoints in the middle of a fit; `what` says what was asked for."""
+        """Reject checkpoints during a fit; `what` names the request."""
 
     def runner(self, runtime: str, blueprints: Sequence[Any]) -> Callable[[Run], Outcome]:
-        """Returns what runs a fit on this runtime; `blueprints` build the stages anew."""
+        """Return the function that runs a fit on this runtime; `blueprints` rebuild the stages."""
         return RUNTIMES[runtime].run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline(Method):
-    """A free combination of credit, delays, order, weights and corrections.
+    """Any combination of credit, delays, order, weights and corrections.
 
     Args:
-        credit: Where a stage's learning signal comes from: `fw.Chain()`, the gradient of the next stage;
-            `fw.Forward()`, a directional derivative from the last one; `fw.Local()`, a head of its own;
-            `fw.Synthetic()`, a predicted gradient; `fw.Feedback()`, the error at the output; `fw.Aligned()`, the chain
-            rule through random weights; or the name of one of these.
-        delays: For each stage, how many batches it has forwarded beyond the one it learns from; never increasing.
-        order: Whether a round begins with its `forward` or with its `backward`.
-        weights: Which weights a late backward sees: `stash` (those of its forward), `recompute` (the newest, the
-            forward redone), `current` (the newest, with the stored activations) or `predict` (the forward runs on
-            predicted ones, and the backward on the same).
-        corrections: Transforms of the gradient or of the step, applied in this order.
-        micro: Micro-batches a batch is cut into; more than one needs zero delays under the chain rule.
-        along: The dimension they are cut along: 0, the samples; 1, time (under `fw.Forward`).
-        ahead: With micro-batches, how many each stage forwards before it goes backward; all of them by default.
-        turns: Whether each stage waits until all later ones have forwarded the batch.
-        queues: For each boundary, the lengths of the activation and the gradient queue; enough by default.
+        credit: The source of a stage's learning signal: `fw.Chain()`, the gradient of the next stage; `fw.Forward()`,
+            a directional derivative of the loss; `fw.Local()`, the loss of an auxiliary head; `fw.Synthetic()`, a
+            predicted gradient; `fw.Feedback()`, the output error through random weights; `fw.Aligned()`, the chain
+            rule through random weights; or one of these by name.
+        delays: For each stage, the number of batches it forwards beyond the one it learns from; must not increase.
+        order: Whether a round starts with its `forward` or its `backward`.
+        weights: The weights that a late backward sees: `stash` (those of its forward), `recompute` (the newest, after
+            a second forward), `current` (the newest, with the stored activations) or `predict` (the predicted weights
+            that its forward ran on).
+        corrections: Transforms of the gradient or the step, applied in this order.
+        micro: Micro-batches per batch; more than one requires zero delays under the chain rule.
+        along: The dimension that micro-batches split: 0, the samples; 1, time (under `fw.Forward`).
+        ahead: With micro-batches, how many each stage forwards before its first backward; all by default.
+        turns: Whether each stage waits until all later ones have forwarded the batch (the forward lock).
+        queues: For each boundary, the lengths of the activation and the gradient queue; sufficient by default.
         title: The name in drawings.
-        cell: What a column of the drawing holds, one `action` or one `round` of a forward and a backward.
+        cell: One column of the drawing: one `action`, or one `round` of a forward and a backward.
 
     Example:
         >>> import freewheel as fw
@@ -139,7 +153,7 @@ class Pipeline(Method):
                 )
 
     def pipeline(self, k: int) -> Pipeline:
-        """Itself, if it is made for k stages."""
+        """Return this pipeline if it has k stages."""
         if len(self.delays) != k:
             raise ValueError(f"delays={tuple(self.delays)} are for {len(self.delays)} stages, but there are {k}")
         if self.queues and len(self.queues) != k - 1:
@@ -149,38 +163,22 @@ class Pipeline(Method):
         return self
 
     def schedule(self, *, slack: int = 0, norms: bool = False, replicas: int = 1) -> Schedule:
-        """Returns what the builders of plans need of it."""
-        flushes = self.credit.family == "chain" and self.micro > 1
-        schedule = Schedule(
-            name=self.title,
-            credit=self.credit,
-            delays=tuple(self.delays),
-            order=self.order,
-            weights=self.weights,
-            micro=self.micro,
-            along=self.along,
-            ahead=tuple(self.ahead) or ((self.micro,) * len(self.delays) if flushes else ()),
-            turns=self.turns,
-            norms=norms,
-            queues=tuple(self.queues),
-            replicas=replicas,
-            cell=self.cell,
-        )
+        """Return the schedule that plans are built from."""
+        shared = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("title", "corrections")}
+        if not self.ahead and self.credit.family == "chain" and self.micro > 1:
+            shared["ahead"] = (self.micro,) * len(self.delays)
+        schedule = Schedule(name=self.title, norms=norms, replicas=replicas, **shared)
         return schedule.with_slack(slack) if slack else schedule
 
 
 def shared_options(method: Any, options: type[Any]) -> dict[str, Any]:
-    """The options that a preset shares with its credit, by name."""
+    """Return the options that a preset shares with its credit, by name."""
     return {f.name: getattr(method, f.name) for f in fields(options)}
 
 
 def whole_numbers(name: str, values: object) -> tuple[int, ...]:
-    """The values as a tuple, if they are whole numbers from 0 on; one clear line otherwise."""
-    hint = f"give one whole number for each stage, such as {name}=(2, 1, 0)"
-    if isinstance(values, str):
-        raise TypeError(f"{name}={values!r}: {hint}")
-    given = tuple(of_type(name, values, Sequence, hint))
-    for value in given:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{name}={given}: {value!r} is not a whole number from 0 on")
+    """Return the values as a tuple of whole numbers, 0 or more, or raise a one-line error."""
+    given = tuple(of_type(name, values, Sequence, f"give one whole number for each stage, such as {name}=(2, 1, 0)"))
+    for i, value in enumerate(given):
+        whole_number(f"{name}={given}: {name}[{i}]", value, least=0)
     return given

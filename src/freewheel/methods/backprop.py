@@ -1,15 +1,15 @@
-"""Backpropagation in stages: one at a time (`bp`), or with micro-batches (`gpipe`, `1f1b`).
+"""Backpropagation in stages: sequential (`bp`) or with micro-batches (`gpipe`, `1f1b`).
 
 Papers: Huang et al., GPipe, 2019; Narayanan et al., PipeDream, 2019 (its 1F1B order, here flushed at every batch).
 
-Update of stage k with batch n, all weights of version n (with M micro-batches, each weighted by its share):
+Update of stage k with batch n, all weights at version n (with M micro-batches, each weighted by its share):
 
     w_k ← w_k - lr · ∂loss(n; w_0 … w_{K-1}) / ∂w_k
 
 | stage | 0 | … | K-1 |
 | m_k   | 0 | … | 0   |
 
-With M = 1, both pipelines are `bp`, bit for bit; with more, BatchNorm sees micro-batches.
+With M = 1, both pipelines equal `bp` bit for bit; with more, BatchNorm sees micro-batches.
 
     plan bp: delays=0,0 batches=2
     time     0     1     2      3      4     5     6      7
@@ -48,19 +48,22 @@ class BP(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPipe(Method):
-    """Micro-batches: all forwards of a batch, then all backwards, then one update. The update lock remains.
-
-    Args:
-        micro: Micro-batches M that each batch is cut into.
-    """
-
-    name: ClassVar[str] = "gpipe"
-
+class _MicroBatches(Method):
     micro: int = 4
 
     def __post_init__(self) -> None:
         whole_number("micro", self.micro, least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPipe(_MicroBatches):
+    """Micro-batches: all forwards of a batch, then all backwards, then one update. The update lock remains.
+
+    Args:
+        micro: Micro-batches M per batch.
+    """
+
+    name: ClassVar[str] = "gpipe"
 
     def pipeline(self, k: int) -> Pipeline:
         """Zero delays, every stage all forwards ahead."""
@@ -68,20 +71,15 @@ class GPipe(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneFOneB(Method):
-    """Micro-batches, one forward and one backward in turn: fewer graphs held than `gpipe`, the same result.
+class OneFOneB(_MicroBatches):
+    """Micro-batches, one forward and one backward in turn: fewer graphs in memory than `gpipe`, the same result.
 
     Args:
-        micro: Micro-batches M that each batch is cut into.
+        micro: Micro-batches M per batch.
     """
 
     name: ClassVar[str] = "1f1b"
 
-    micro: int = 4
-
-    def __post_init__(self) -> None:
-        whole_number("micro", self.micro, least=1)
-
     def pipeline(self, k: int) -> Pipeline:
-        """Zero delays, stage k as far ahead as there are stages behind it."""
+        """Zero delays, stage k ahead by the number of later stages."""
         return Pipeline(title=self.name, delays=(0,) * k, micro=self.micro, ahead=tuple(range(k - 1, -1, -1)))

@@ -1,4 +1,4 @@
-"""Decoupled backward: `ddg` and `fr`. All stages forward a batch in sequence, then all learn at once, late.
+"""Decoupled backward: `ddg` and `fr`. All stages forward a batch in sequence, then run their backwards in parallel.
 
 Papers: Huo et al., Decoupled parallel backpropagation (DDG), 2018; Huo et al., Features replay (FR), 2018.
 
@@ -6,8 +6,8 @@ Update of stage k with batch n, applied to the newest weights, version n:
 
     w_k ← w_k - lr · ∂h_{k+1}/∂w_k · g_{k+1}(n)
 
-`ddg` takes the derivative at the weights of the forward, version n - m_k, with the stored graph; `fr` stores the input
-only, and redoes the forward with the newest weights, version n.
+`ddg` takes the derivative at the weights of the forward, version n - m_k, with the stored graph; `fr` stores only the
+input and recomputes the forward with the newest weights, version n.
 
 | stage | 0   | … | k     | … | K-1 |
 | m_k   | K-1 | … | K-1-k | … | 0   |
@@ -51,5 +51,5 @@ class FR(Method):
     name: ClassVar[str] = "fr"
 
     def pipeline(self, k: int) -> Pipeline:
-        """Delays K-1-k, forward in turn, forwards redone."""
+        """Delays K-1-k, forward in turn, forwards recomputed."""
         return Pipeline(title=self.name, delays=tuple(range(k - 1, -1, -1)), weights="recompute", turns=True)

@@ -1,9 +1,9 @@
-"""`dgl`: every stage learns from a loss of its own.
+"""`dgl`: every stage learns from a local loss.
 
 Paper: Belilovsky, Eickenberg and Oyallon, Decoupled greedy learning of CNNs, 2019.
 
-Each stage but the last owns a head c_k, a small network that guesses the target from the stage's output. No gradient
-passes from stage to stage; a stage learns as soon as it has its input (stages counted from 0):
+Each stage but the last owns a head c_k, a small network that predicts the target from the stage's output. No gradient
+passes between stages; a stage learns as soon as it has its input (stages counted from 0):
 
     h_{k+1} = f_k(h_k; w_k),    (w_k, c_k) ← (w_k, c_k) - lr · ∂/∂(w_k, c_k) loss(c_k(h_{k+1}), y),    h_k fixed
 
@@ -13,10 +13,10 @@ passes from stage to stage; a stage learns as soon as it has its input (stages c
     stage 1  .     F0@0   B0@0!  F1@1   B1@1!  F2@2   B2@2!  F3@3   B3@3!  .
     stage 2  .     .      F0@0   B0@0!  F1@1   B1@1!  F2@2   B2@2!  F3@3   B3@3!
 
-With one stage it is plain training. Stages that need not be in step may keep the last inputs and learn from one of
-these (the paper's replay buffer), while they pass on what they make of the newest:
+With one stage it is plain training. With the paper's replay buffer, a stage after the first forwards the newest input
+and learns from one of its last inputs:
 
-    a stage behind the first has kept the inputs of n-2, n-1, n     F(n) a(n)>     F, B of one of them     U(n)
+    replay buffer: inputs of n-2, n-1, n     F(n) a(n)>     F, B of one of them     U(n)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from freewheel.methods._method import Method, Pipeline, shared_options
 
 @dataclass(frozen=True, kw_only=True)
 class DGL(HeadOptions, Method):
-    """Each stage learns from a head of its own. No lock remains. The options are those of the heads: `HeadOptions`.
+    """Local losses: each stage learns from an auxiliary head. No lock remains. See `HeadOptions` for the options.
 
     Example:
         >>> import freewheel as fw

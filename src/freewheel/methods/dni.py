@@ -1,15 +1,15 @@
-"""`dni`: every stage learns from a gradient that it predicts.
+"""`dni`: every stage learns from a predicted gradient.
 
 Paper: Jaderberg et al., Decoupled neural interfaces using synthetic gradients, 2017.
 
-Each stage but the last owns a predictor M_k, a small network that says from the stage's output (and the label, if
-asked for) what gradient that output is going to get. The stage learns from the prediction at once, and passes the
-gradient of its own input on (stages counted from 0, N samples a batch, L the loss, ĝ_K its true gradient):
+Each stage but the last owns a predictor M_k, a small network that predicts the gradient of the stage's output from
+that output (and optionally the label). The stage learns from the prediction at once and sends the gradient of its
+input back (stages counted from 0, N samples per batch, ĝ_K the true gradient of the loss):
 
     h_{k+1} = f_k(h_k; w_k),    ĝ_{k+1} = M_k(h_{k+1}, y) / N,    w_k ← w_k - lr · ∂h_{k+1}/∂w_k · ĝ_{k+1}
     g_k = ∂h_{k+1}/∂h_k · ĝ_{k+1}    goes to stage k-1
 
-The predictor of stage k is fitted to g_{k+1} once it is there, by default one batch later, so that nobody waits:
+The predictor of stage k is fitted to g_{k+1} when it arrives, by default one batch later, so no stage waits:
 
     M_k ← M_k - lr · ∂/∂M_k mean (M_k(h_{k+1}, y) - N · g_{k+1})²
 
@@ -31,7 +31,7 @@ from freewheel.methods._method import Method, Pipeline, shared_options
 
 @dataclass(frozen=True, kw_only=True)
 class DNI(PredictorOptions, Method):
-    """Each stage learns from a gradient that it predicts. No lock remains. See `PredictorOptions` for the options.
+    """Synthetic gradients: each stage predicts its gradient. No lock remains. See `PredictorOptions` for the options.
 
     Example:
         >>> import freewheel as fw

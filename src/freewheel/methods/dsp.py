@@ -1,10 +1,10 @@
-"""`dsp`: diversely stale parameters; delays and queue lengths are the user's to choose.
+"""`dsp`: diversely stale parameters, with user-chosen delays and queue lengths.
 
 Paper: Xu, Huo, Huang, On the acceleration of deep learning model parallelism with staleness, 2020.
 
-DSP(p_0 … p_{K-1}; m_0 … m_{K-1}) gives stage k an input queue of length 1 + m_k, an output queue of length 1 + p_k and
+In DSP(p_0 … p_{K-1}; m_0 … m_{K-1}) stage k has an input queue of length 1 + m_k, an output queue of length 1 + p_k and
 a gradient queue of length 1 + q_k, with q_k = m_{k-1} - p_{k-1} - m_k (appendix A). Update of stage k with batch n, the
-forward redone on the stored input with the newest weights, version n (eq. 5):
+forward recomputed on the stored input with the newest weights, version n (eq. 5):
 
     w_k ← w_k - lr · ∂f_k(h_k; w_k)/∂w_k · g_{k+1}(n)
 
@@ -35,9 +35,9 @@ class DSP(Method):
     """Stale gradients by recomputation, with queues between the stages. No lock remains.
 
     Args:
-        p: For each stage, the output queue holds 1 + p_k activations; p_k > 0 but for the last, which has 0.
+        p: The output queue of stage k holds 1 + p_k activations; p_k > 0 except for the last stage, which has 0.
         m: The delays; q_k = m_{k-1} - p_{k-1} - m_k must be above 0, and the last delay 0.
-        delay: In place of p and m: the paper's choices, m_k = delay·(K-1-k); 2, 3 and 5 are those of its tables.
+        delay: Instead of p and m: the paper's setting m_k = delay·(K-1-k), with 2, 3 and 5 in its tables.
     """
 
     name: ClassVar[str] = "dsp"
@@ -67,21 +67,21 @@ class DSP(Method):
         name, last = f"DSP({','.join(map(str, p))};{','.join(map(str, m))})", len(p) - 1
         for k in range(last):
             if p[k] <= 0:
-                raise ValueError(f"{name}: p_{k} = {p[k]} breaks the line p_k > 0 for k < K-1")
+                raise ValueError(f"{name}: p_{k} = {p[k]} violates p_k > 0 for k < K-1")
         if p and p[last] != 0:
-            raise ValueError(f"{name}: p_{last} = {p[last]} breaks the line p_(K-1) = 0")
+            raise ValueError(f"{name}: p_{last} = {p[last]} violates p_(K-1) = 0")
         if m and m[last] != 0:
-            raise ValueError(f"{name}: m_{last} = {m[last]} breaks the line m_(K-1) = 0")
+            raise ValueError(f"{name}: m_{last} = {m[last]} violates m_(K-1) = 0")
         for k in range(1, last + 1):
             q = m[k - 1] - p[k - 1] - m[k]
             if q <= 0:
                 raise ValueError(
                     f"{name}: q_{k} = m_{k - 1} - p_{k - 1} - m_{k} = {m[k - 1]} - {p[k - 1]} - {m[k]} = {q} "
-                    "breaks the line q_k > 0 for k ≥ 1"
+                    "violates q_k > 0 for k ≥ 1"
                 )
 
     def pipeline(self, k: int) -> Pipeline:
-        """The given delays and queues, forwards redone."""
+        """The given delays and queues, forwards recomputed."""
         if self.p is not None and self.m is not None:
             p, m = tuple(self.p), tuple(self.m)
             if len(p) != k:

@@ -2,17 +2,16 @@
 
 Paper: Zhuang et al., Fully decoupled neural network learning using delayed gradients, 2019.
 
-In every round each stage learns from the gradient it got in the round before and forwards the activation it got in the
-round before; messages travel between rounds. Update of stage k with batch n, applied to the newest weights (eq. 11,
-15 and 17; stages counted from 0 here, from 1 in the paper):
+In every round each stage learns from the gradient and forwards the activation that it received after the previous
+round. Update of stage k with batch n, applied to the newest weights (eq. 11, 15 and 17; stages counted from 0 here,
+from 1 in the paper):
 
     w_k ← w_k - lr · β^(K-1-k) · ∂h_{k+1}/∂w_k · g_{k+1}(n),    the derivative at the weights of the forward
 
 | stage | 0      | … | k        | … | K-1 |
 | m_k   | 2(K-1) | … | 2(K-1-k) | … | 0   |
 
-A round begins with the backward (the paper's appendix A finds it slightly better), or with the forward. This is its
-figure 1:
+A round starts with the backward (slightly better in the paper's appendix A) or the forward. Figure 1 of the paper:
 
     plan fdg: delays=4,2,0 order=backward cell=round batches=6
     time     0     1     2           3           4           5           6           7           8      9
@@ -26,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from freewheel._errors import unknown
+from freewheel._errors import one_of
 from freewheel.corrections import Shrink
 from freewheel.methods._method import Method, Pipeline
 from freewheel.plan import ORDERS, Order
@@ -38,7 +37,7 @@ class FDG(Method):
 
     Args:
         shrink: The shrinking factor β, above 0 and at most 1; 1 does not shrink.
-        order: What a round begins with, `backward` or `forward`.
+        order: What a round starts with, `backward` or `forward`.
     """
 
     name: ClassVar[str] = "fdg"
@@ -48,8 +47,7 @@ class FDG(Method):
 
     def __post_init__(self) -> None:
         Shrink(self.shrink)
-        if self.order not in ORDERS:
-            raise unknown("order", self.order, ORDERS)
+        one_of("order", self.order, ORDERS)
 
     def pipeline(self, k: int) -> Pipeline:
         """Delays 2(K-1-k), weights stashed, gradients shrunk."""

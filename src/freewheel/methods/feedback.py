@@ -1,23 +1,23 @@
-"""Fixed random feedback: `fa` from layer to layer, `dfa`, `sdfa` and `drtp` straight to every layer.
+"""Fixed random feedback: `fa` from layer to layer; `dfa`, `sdfa` and `drtp` directly to every layer.
 
 Papers: Lillicrap et al., Random synaptic feedback weights support error backpropagation for deep learning, 2016 (`fa`);
 Nøkland, Direct feedback alignment provides learning in deep neural networks, 2016 (`dfa`); Frenkel et al., Learning
 without feedback, 2021 (`sdfa`, `drtp`). Baselines in table 1 of the AsyncFGD paper.
 
-Layers l = 0..L-1 are the Linear and Conv2d layers, h_l is the input of layer l, a_l its output, and a block goes from a
-layer to the next one: h_{l+1} = f_l(a_l), with the norms, activations and pools f_l in between. N is the number of
-samples, and the loss is their mean. e = ∂loss/∂output has a row for each sample.
+Layers l = 0..L-1 are the Linear and Conv2d layers, with input h_l and output a_l. A block is a layer and the norms,
+activations and pools f_l up to the next layer: h_{l+1} = f_l(a_l). The loss is the mean over N samples, and
+e = ∂loss/∂output has a row per sample.
 
     backpropagation    ∂loss/∂h_l := W_lᵀ · ∂loss/∂a_l       (for Conv2d, the transposed convolution with W_l)
     fa                 ∂loss/∂h_l := B_lᵀ · ∂loss/∂a_l       B_l in the shape of W_l, fixed
     dfa                ∂loss/∂h_l := B_lᵀ · e                B_l: outputs of the network × a sample's h_l, fixed
     sdfa               ∂loss/∂h_l := B_lᵀ · sign(e) / N
-    drtp               ∂loss/∂h_l := B_lᵀ · t / N            t the one-hot target, or the target where it has numbers
+    drtp               ∂loss/∂h_l := B_lᵀ · t / N            t the one-hot target, or a target of floats itself
 
-All else is exact: autograd goes from h_l back through f_{l-1}, and gives the gradients of the weights and biases of
-layer l-1 and of the norms behind it. The last layer learns from e itself. Division by N keeps the step independent of
-the batch size, as the mean in the loss does. B_l is drawn from (seed, l), evenly between ±√(6/n), which is He's bound
-as in Frenkel et al.; n is the number of weights in B_l that share a first index.
+All else is exact: autograd backpropagates from h_l through f_{l-1} to the weights and biases of layer l-1 and the norms
+of its block. The last layer learns from e itself. Division by N makes the step independent of the batch size, like the
+mean in the loss. B_l is drawn from (seed, l), uniformly in ±√(6/n), He's bound as in Frenkel et al.; n is the number of
+weights in B_l that share a first index.
 
 `fa` has the plan of `bp`:
 
@@ -26,22 +26,22 @@ as in Frenkel et al.; n is the number of weights in B_l that share a first index
     stage 0  F0@0  .     .      B0@0!  F1@1  .     .      B1@1!
     stage 1  .     F0@0  B0@0!  .      .     F1@1  B1@1!  .
 
-The error of `dfa` and `sdfa` goes past all layers, and each stage passes it on before it uses it. With zero delays, as
-in the papers, the forward and the update lock remain:
+In `dfa` and `sdfa` each stage relays the error before using it. With zero delays, as in the papers, the forward and the
+update lock remain:
 
     plan dfa: credit=feedback delays=0,0 batches=2
     time     0     1     2      3     4     5
     stage 0  F0@0  .     B0@0!  F1@1  .     B1@1!
     stage 1  .     F0@0  B0@0!  .     F1@1  B1@1!
 
-`pipelined=True` takes the delays K-1-k, which free all locks:
+`pipelined=True` uses the delays K-1-k, which remove all locks:
 
     plan dfa: credit=feedback delays=1,0 batches=3
     time     0     1     2      3     4      5     6
     stage 0  F0@0  F1@0  B0@0!  F2@1  B1@0!  .     B2@1!
     stage 1  .     F0@0  B0@0!  F1@1  B1@1!  F2@2  B2@2!
 
-`drtp` needs targets alone. No stage waits for a later one, and no lock remains without any delay:
+`drtp` needs only targets. No stage waits for a later one, and no lock remains even with zero delays:
 
     plan drtp: credit=feedback signal=target delays=0,0 batches=3
     time     0     1      2      3      4      5      6
@@ -62,8 +62,6 @@ from freewheel.methods._method import Method, Pipeline, shared_options
 
 @dataclass(frozen=True, kw_only=True)
 class _FeedbackMethod(FeedbackOptions, Method):
-    """The options that all four share are those of `FeedbackOptions`."""
-
     signal: ClassVar[Signal]
 
     def _credit(self) -> Credit:
@@ -76,8 +74,6 @@ class _FeedbackMethod(FeedbackOptions, Method):
 
 @dataclass(frozen=True, kw_only=True)
 class _Pipelined(_FeedbackMethod):
-    """Those that wait for later stages, unless they learn late."""
-
     pipelined: bool = False
 
     def __post_init__(self) -> None:
@@ -95,9 +91,8 @@ class FA(_Pipelined):
     """Feedback alignment: gradients pass each layer through fixed random weights. All locks remain.
 
     Args:
-        bound: The largest feedback weight; He's bound by default.
-        own: Feedback weights of one's own by the layer's number, in the shape of its weight.
-        pipelined: Whether stage k is K-1-k batches late, which frees all locks.
+        bound, own: See `FeedbackOptions`.
+        pipelined: Whether stage k is K-1-k batches late, which removes all locks.
     """
 
     name: ClassVar[str] = "fa"
@@ -108,12 +103,11 @@ class FA(_Pipelined):
 
 @dataclass(frozen=True, kw_only=True)
 class DFA(_Pipelined):
-    """Direct feedback alignment: the error at the output goes to every layer. The forward and the update lock remain.
+    """Direct feedback alignment: every layer receives the output error. The forward and the update lock remain.
 
     Args:
-        bound: The largest feedback weight; He's bound by default.
-        own: Feedback weights of one's own by the layer's number, (outputs, *shape of its input).
-        pipelined: Whether stage k is K-1-k batches late, which frees all locks.
+        bound, own: See `FeedbackOptions`.
+        pipelined: Whether stage k is K-1-k batches late, which removes all locks.
     """
 
     name: ClassVar[str] = "dfa"
@@ -125,9 +119,8 @@ class SDFA(_Pipelined):
     """Direct feedback alignment with the sign of the error. The forward and the update lock remain.
 
     Args:
-        bound: The largest feedback weight; He's bound by default.
-        own: Feedback weights of one's own by the layer's number, (outputs, *shape of its input).
-        pipelined: Whether stage k is K-1-k batches late, which frees all locks.
+        bound, own: See `FeedbackOptions`.
+        pipelined: Whether stage k is K-1-k batches late, which removes all locks.
     """
 
     name: ClassVar[str] = "sdfa"
@@ -136,12 +129,7 @@ class SDFA(_Pipelined):
 
 @dataclass(frozen=True, kw_only=True)
 class DRTP(_FeedbackMethod):
-    """Direct random target projection: the target goes to every layer, and no stage waits. No lock remains.
-
-    Args:
-        bound: The largest feedback weight; He's bound by default.
-        own: Feedback weights of one's own by the layer's number, (outputs, *shape of its input).
-    """
+    """Direct random target projection: every layer receives the target. No lock remains. See `FeedbackOptions`."""
 
     name: ClassVar[str] = "drtp"
     signal = "target"

@@ -1,4 +1,4 @@
-"""Forward gradients: `fgd`, its pipeline `asyncfgd`, and the ways to run it in parallel that it is compared with.
+"""Forward gradients: `fgd`, its pipeline `asyncfgd`, and the parallel baselines of the paper.
 
 Papers: Zhao et al., Accelerated on-device forward neural network training with module-wise descending asynchronism,
 2023; on forward gradients, Baydin et al., Gradients without backpropagation, 2022.
@@ -12,7 +12,7 @@ expectation is the true one (lemma 3.1):
 
     w_k ← w_k - lr · d(n) · u_k(n)
 
-There is no backward, and nothing is held between the forward and the update but the seed of u_k. In `asyncfgd` stage k
+There is no backward, and only the seed of u_k is stored between the forward and the update. In `asyncfgd` stage k
 forwards batch n at version max(0, n - (K-1-k)) (lemma 5.3; eq. 6 counts from the time a batch leaves the last stage):
 
 | stage | 0   | … | k     | … | K-1 |
@@ -24,26 +24,25 @@ forwards batch n at version max(0, n - (K-1-k)) (lemma 5.3; eq. 6 counts from th
     stage 1  .     F0@0  F1@0 U0@0  F2@1 U1@1  F3@2 U2@2  U3@3
     stage 2  .     .     F0@0!      F1@1!      F2@2!      F3@3!
 
-`fgd` and `fgd-mp` have zero delays; they differ only in whether the stages are on workers of their own, which a plan
-does not say:
+`fgd` and `fgd-mp` have the same plan with zero delays; in `fgd-mp` each stage is on its own worker:
 
     plan fgd: credit=forward delays=0,0 batches=3
     time     0     1      2     3      4     5
     stage 0  F0@0  U0@0   F1@1  U1@1   F2@2  U2@2
     stage 1  .     F0@0!  .     F1@1!  .     F2@2!
 
-`fgd-sync` is a synchronous pipeline of micro-batches that share the batch's tangents, so that it computes what `fgd`
-does; in `fgd-dp` each piece of the batch has tangents of its own, as the replicas of data parallelism have, and all
-that they tell each other is a seed and a number each:
+`fgd-sync` is a synchronous pipeline of micro-batches that share the batch's tangents, so its result equals `fgd`. In
+`fgd-dp` each micro-batch has its own tangents, like the replicas of data parallelism, which exchange only a seed and a
+number each:
 
     plan fgd-sync: credit=forward delays=0,0 micro=3 batches=2
     time     0       1       2       3        4       5       6       7
     stage 0  F0.0@0  F0.1@0  F0.2@0  U0@0     F1.0@1  F1.1@1  F1.2@1  U1@1
     stage 1  .       F0.0@0  F0.1@0  F0.2@0!  .       F1.0@1  F1.1@1  F1.2@1!
 
-Recurrent nets (appendix G.3): with `steps`, a batch of sequences is cut along time, each stage keeps the state (s, o_s)
-of its own layers (`fw.Recurrent`), loss and d add up over the sequence, and tangents are drawn once for it. All time
-steps of a sequence see the same version; the pipeline runs over time steps, so that one sequence of delay is enough:
+Recurrent nets (appendix G.3): with `steps`, sequences are split along time. Each stage keeps the state (s, o_s) of its
+layers (`fw.Recurrent`), loss and d are summed over the sequence, and tangents are drawn once per sequence. All steps of
+a sequence see the same version; the pipeline runs over steps, so a delay of one sequence suffices:
 
     plan asyncfgd: credit=forward delays=1,0 micro=3 along=1 batches=2
     time     0       1       2       3        4       5            6
@@ -64,35 +63,31 @@ from freewheel.tangents import TangentOptions
 
 @dataclass(frozen=True, kw_only=True)
 class _ForwardMethod(TangentOptions, Method):
-    """The options that all forward gradients share are those of `TangentOptions`."""
-
     def _pipeline(self, each: Literal["batch", "micro"] = "batch", **choices: Any) -> Pipeline:
         credit = Forward(each=each, **shared_options(self, TangentOptions))
         return Pipeline(title=self.name, credit=credit, **choices)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FGD(_ForwardMethod):
-    """Forward gradients, one stage at a time. The forward and the update lock remain.
-
-    Args:
-        distribution: What tangents are drawn from: `gaussian`, `rademacher` (±1), `sphere` (radius √d), or an object.
-        tangents: How many of them a step averages.
-        checkpoint: Whether only their seeds are kept until the update.
-        direction: A function of (batch, stage, parameters by name) that gives one's own tangents, by name.
-        scale: α: a number, a dict of numbers by name pattern, or a function of the epoch; 0 freezes.
-        perturb: What tangents move, `weights` or `activations`.
-        compile: Whether each stage's dual pass is compiled.
-        steps: Pieces that sequences are cut into along time; 1 takes them whole.
-    """
-
-    name: ClassVar[str] = "fgd"
-
+class _RecurrentMethod(_ForwardMethod):
     steps: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number("steps", self.steps, least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FGD(_RecurrentMethod):
+    """Forward gradients, one stage at a time. The forward and the update lock remain.
+
+    All methods of this family also take the options of `TangentOptions`.
+
+    Args:
+        steps: Micro-batches along time that sequences are split into; 1 does not split.
+    """
+
+    name: ClassVar[str] = "fgd"
 
     def pipeline(self, k: int) -> Pipeline:
         """Zero delays."""
@@ -101,7 +96,7 @@ class FGD(_ForwardMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class FGDMP(_ForwardMethod):
-    """Forward gradients with the stages on workers of their own, still one at a time: `fgd` by its plan."""
+    """Forward gradients with each stage on its own worker, one stage at a time: the plan of `fgd`."""
 
     name: ClassVar[str] = "fgd-mp"
 
@@ -115,7 +110,7 @@ class FGDSync(_ForwardMethod):
     """Forward gradients in a synchronous pipeline of micro-batches. The update lock remains.
 
     Args:
-        micro: Micro-batches M that each batch is cut into.
+        micro: Micro-batches M per batch.
     """
 
     name: ClassVar[str] = "fgd-sync"
@@ -133,13 +128,13 @@ class FGDSync(_ForwardMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class FGDDP(_ForwardMethod):
-    """Data-parallel forward gradients: each piece of the batch has tangents of its own. The update lock remains.
+    """Data-parallel forward gradients: each micro-batch has its own tangents. The update lock remains.
 
-    One set of weights sees all pieces in turn. With `fw.Trainer(replicas=R)` each piece has a pipeline of its own, and
-    this method's own `replicas` is left at its default, or is R too.
+    One pipeline processes all micro-batches in turn. With `fw.Trainer(replicas=R)` each has its own pipeline; leave
+    `replicas` of the method at its default then, or set it to R.
 
     Args:
-        replicas: Pieces R that each batch is cut into.
+        replicas: Micro-batches R per batch.
     """
 
     name: ClassVar[str] = "fgd-dp"
@@ -150,16 +145,16 @@ class FGDDP(_ForwardMethod):
         super().__post_init__()
         whole_number("replicas", self.replicas, least=1)
         if self.direction is not None:
-            raise ValueError("direction with 'fgd-dp': every replica has tangents of its own; use 'fgd-sync' or 'fgd'")
+            raise ValueError("direction with 'fgd-dp': every replica has its own tangents; use 'fgd-sync' or 'fgd'")
 
     def over(self, replicas: int) -> FGDDP:
-        """A piece is a replica's."""
+        """One micro-batch per replica."""
         if replicas == 1:
             return self
         if self.replicas not in (replicas, FGDDP.replicas):
             raise ValueError(
-                f"replicas={self.replicas} of 'fgd-dp' and replicas={replicas} of the trainer: both say how many "
-                "pieces a batch has; leave the method's out"
+                f"replicas={self.replicas} of 'fgd-dp' and replicas={replicas} of the trainer differ: leave the "
+                "method's out"
             )
         return replace(self, replicas=1)
 
@@ -169,23 +164,17 @@ class FGDDP(_ForwardMethod):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsyncFGD(_ForwardMethod):
+class AsyncFGD(_RecurrentMethod):
     """Forward gradients, pipelined with stale weights. No lock remains.
 
     Args:
-        steps: Pieces that sequences are cut into along time; 1 takes them whole.
+        steps: Micro-batches along time that sequences are split into; 1 does not split.
     """
 
     name: ClassVar[str] = "asyncfgd"
 
-    steps: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole_number("steps", self.steps, least=1)
-
     def pipeline(self, k: int) -> Pipeline:
-        """Delays K-1-k; over time steps, one sequence at every stage but the last."""
+        """Delays K-1-k; along time, one sequence at every stage but the last."""
         if self.steps > 1:
             return self._pipeline(delays=(1,) * (k - 1) + (0,), micro=self.steps, along=1)
         return self._pipeline(delays=tuple(range(k - 1, -1, -1)))

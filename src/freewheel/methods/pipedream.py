@@ -1,15 +1,15 @@
-"""`pipedream`: the least delay that keeps every stage busy.
+"""`pipedream`: the smallest delays that keep every stage busy.
 
 Paper: Narayanan et al., PipeDream: generalized pipeline parallelism for DNN training, 2019.
 
-Stage k admits K-k forwards, then alternates. Update of stage k with batch n, applied to the newest weights:
+Stage k runs K-k forwards, then alternates. Update of stage k with batch n, applied to the newest weights:
 
     w_k ← w_k - lr · ∂h_{k+1}/∂w_k · g_{k+1}(n),    the derivative at version max(0, n - m_k), that of the forward
 
 | stage | 0   | … | k     | … | K-1 |
 | m_k   | K-1 | … | K-1-k | … | 0   |
 
-The weights after any number of batches are those of `ddg`; only the waiting differs.
+The weights after any number of batches are those of `ddg`; only the timing differs.
 
     plan pipedream: delays=2,1,0 batches=4
     time     0     1     2     3      4      5      6      7      8      9      10     11

@@ -2,18 +2,18 @@
 
 Paper: Yang et al., PipeMare: asynchronous pipeline parallel DNN training, 2021.
 
-Neither are weights stashed nor forwards redone. The backward of stage k with batch n multiplies by the weights of its
-own time, corrected towards those of the forward, and by the activations of the forward. Two techniques keep it stable:
+Weights are not stashed and forwards not recomputed. The backward of stage k with batch n uses the activations of the
+forward and the newest weights, corrected towards those of the forward. Two techniques keep it stable:
 
 1. the step size is divided by the staleness at first:  lr_k(t) = lr / m_k^(1 - min(t/anneal, 1));
-2. the backward's weights are moved back:  u_k = w_k - m_k·δ_k,  δ_k a decaying mean of the steps taken.
+2. the backward's weights are extrapolated back:  u_k = w_k - m_k·δ_k,  δ_k a decaying mean of the past steps.
 
     w_k ← w_k - lr_k(t) · ∂h_{k+1}/∂w_k · g_{k+1}(n),    activations of version max(0, n - m_k), weights u_k
 
 | stage | 0   | … | k     | … | K-1 |
 | m_k   | K-1 | … | K-1-k | … | 0   |
 
-The result is not the gradient of the loss at any one set of weights; that is the method.
+The result is not the gradient of the loss at any one set of weights, by design.
 
     plan pipemare: delays=2,1,0 weights=current batches=4
     time     0     1     2     3      4      5      6      7      8      9      10     11
@@ -34,11 +34,11 @@ from freewheel.methods._method import Method, Pipeline
 
 @dataclass(frozen=True, kw_only=True)
 class PipeMare(Method):
-    """Late gradients without stored weights. No lock remains.
+    """Late gradients without stashed weights. No lock remains.
 
     Args:
-        anneal: Updates over which the staleness-scaled step grows to the full one; 0 switches the scaling off.
-        decay: Decay of the discrepancy correction over one delay, between 0 and 1; None switches it off.
+        anneal: Updates over which the staleness-scaled step grows to the full one; 0 disables the scaling.
+        decay: Decay of the discrepancy correction over one delay, between 0 and 1; None disables it.
     """
 
     name: ClassVar[str] = "pipemare"

@@ -1,4 +1,4 @@
-"""Plans: what each stage does, in order, as data that is built, checked, drawn and read back."""
+"""Plans: the ordered actions of each stage, as data that is built, checked, drawn and parsed."""
 
 from freewheel.plan._actions import ACTIVATION, CLIP, GRADIENT, NORMS, SHARE, TURN, Action, Message, Op, Unit
 from freewheel.plan._check import PlanError, StageRules

@@ -1,19 +1,19 @@
-"""The instructions of a plan: what a stage can do, and how each is written.
+"""The instructions of a plan and their notation.
 
 | token       | meaning                                                                       |
 | ----------- | ----------------------------------------------------------------------------- |
 | `F3@1`      | forward batch 3 with weights of version 1                                     |
-| `R3@3`      | redo that forward on the stored input, now with version 3                     |
+| `R3@3`      | recompute that forward on the stored input, now with version 3                |
 | `B3@1`      | backward of batch 3, the derivative taken at version 1                        |
 | `U3@3`      | update number 3, applied to version 3, which makes version 4                  |
 | `a3>` `>a3` | send / receive the activations of batch 3 (to / from the neighbours)          |
 | `g3>` `>g3` | send / receive the gradient of batch 3 with respect to the activations        |
 | `t3>` `>t3` | pass the turn: batch 3 has been forwarded by every later stage                |
 | `n3>` `>n3` | gradient norms of this stage and all later ones, towards stage 0              |
-| `c3>` `>c3` | the global norm made from them, for clipping, towards the last stage          |
+| `c3>` `>c3` | the resulting global norm, for clipping, towards the last stage               |
 | `r3>` `>r3` | all-reduce of update 3: this replica's contribution / those of the others     |
 
-A micro-batch follows its batch after a dot: `F3.1@1`. Work has an upper-case letter, a message a lower-case one. A
+A dot separates batch and micro-batch: `F3.1@1`. Computations have upper-case letters, messages lower-case ones. A
 credit may add its own: see `freewheel.credit`.
 """
 
@@ -27,12 +27,12 @@ Unit = tuple[int, int]  # batch, micro-batch
 
 
 class Op:
-    """What a stage can do, by the text around the batch number. There is one object for each text.
+    """An operation of a stage, identified by the text around the batch number; one object per text.
 
     Args:
-        value: An upper-case letter for work (`F`), or a lower-case one with an arrow for a message (`a>`, `>a`).
-        noun: What errors call it.
-        ticks: Whether a timeline gives it a column of its own.
+        value: An upper-case letter for a computation (`F`), a lower-case one with an arrow for a message (`a>`, `>a`).
+        noun: Its name in errors.
+        ticks: Whether it takes a column of the timeline.
 
     Example:
         >>> Op("F") is Op.FORWARD, Op(">g").channel, Op("g>").is_send
@@ -59,7 +59,7 @@ class Op:
         if value in cls._known:
             return cls._known[value]
         if not noun:
-            raise ValueError(f"there is no op {value!r}")
+            raise ValueError(f"unknown op {value!r}")
         op = cls._known[value] = super().__new__(cls)
         op.value, op.noun, op.ticks = value, noun, ticks
         op.is_send, op.is_receive = value.endswith(">"), value.startswith(">")
@@ -69,7 +69,7 @@ class Op:
 
     @classmethod
     def known(cls) -> list[Op]:
-        """All ops there are, those that credits have added included."""
+        """Return all ops, including those added by credits."""
         return list(cls._known.values())
 
     def __reduce__(self) -> tuple[Callable[..., Op], tuple[str, str, bool]]:
@@ -80,7 +80,7 @@ class Op:
 
 
 def _op(value: str, noun: str, ticks: bool) -> Op:
-    """An op that has been pickled."""
+    """Unpickle an op."""
     return Op(value, noun, ticks=ticks)
 
 
@@ -95,11 +95,11 @@ class Message:
 
     Args:
         letter: Its letter in plans.
-        noun: What errors call it.
-        way: Where it goes: +1 to the next stage, -1 to the one before, 0 to the other replicas of the stage.
-        made_by: The op that makes it; for one that is relayed, at the stage that it starts from.
+        noun: Its name in errors.
+        way: Direction: +1 to the next stage, -1 to the previous one, 0 to the other replicas of the stage.
+        made_by: The op that produces it; for a relayed message, at the stage where it starts.
         needed_by: The op that waits for it.
-        relayed: Whether a stage passes on what it receives, before it uses it itself.
+        relayed: Whether a stage forwards it to the next before using it.
     """
 
     __slots__ = ("letter", "made_by", "needed_by", "noun", "receive", "relayed", "send", "way")
@@ -119,11 +119,11 @@ class Message:
         self.send, self.receive = Op(f"{letter}>", f"send of the {noun}"), Op(f">{letter}", f"receipt of the {noun}")
 
     def arrives(self, *, first: bool, last: bool) -> bool:
-        """Whether it reaches a stage in this place from a neighbour."""
+        """Whether a stage at this position receives it from a neighbour."""
         return not (first if self.way > 0 else last)
 
     def leaves(self, *, first: bool, last: bool) -> bool:
-        """Whether a stage in this place sends it to a neighbour."""
+        """Whether a stage at this position sends it to a neighbour."""
         return not (last if self.way > 0 else first)
 
     def __repr__(self) -> str:
@@ -155,7 +155,7 @@ class Action(NamedTuple):
 
     @property
     def unit(self) -> Unit:
-        """The batch and the micro-batch, 0 where a batch is not cut."""
+        """The batch and the micro-batch; 0 without micro-batches."""
         return self.batch, self.micro or 0
 
     def __str__(self) -> str:
@@ -166,7 +166,7 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, token: str) -> Action:
-        """Reads a token; raises `ValueError` for anything that is none."""
+        """Parse a token; raises `ValueError` if it is invalid."""
         match = _TOKEN.fullmatch(token)
         if match is None:
             raise ValueError(f"cannot read the action {token!r}: write for instance F3@1, B3@1, U3@3, a3> or >g3")
@@ -174,12 +174,12 @@ class Action(NamedTuple):
         compute = letter.isupper()
         if compute != (version is not None) or compute == bool(before or after) or (before and after):
             raise ValueError(
-                f"cannot read the action {token!r}: work takes a version (F3@1), messages an arrow (a3> or >a3)"
+                f"cannot read the action {token!r}: computations take a version (F3@1), messages an arrow (a3> or >a3)"
             )
         text = f"{before or ''}{letter}{after or ''}"
         op = next((op for op in Op.known() if op.value == text), None)
         if op is None:
-            raise ValueError(f"cannot read the action {token!r}: there is no op {text!r}")
+            raise ValueError(f"cannot read the action {token!r}: unknown op {text!r}")
         return cls(op, int(batch), None if version is None else int(version), None if micro is None else int(micro))
 
 

@@ -1,4 +1,4 @@
-"""The rules a plan must keep, checked before anything runs."""
+"""Plan validation, before anything runs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from freewheel.plan._schedule import Schedule
 
 
 class PlanError(ValueError):
-    """A plan breaks a rule; the message names the cell, the rule, and shows the cell in the drawing."""
+    """A plan breaks a rule; the message names the cell and the rule, and marks the cell in the drawing."""
 
 
 def check(schedule: Schedule, batches: int, streams: Streams) -> None:
-    """Raises `PlanError` at the first action, in the order of time, that breaks a rule.
+    """Raise `PlanError` at the first action, in time order, that breaks a rule.
 
     The rules: every stage forwards, learns from and updates with every batch once and in order; nothing is used
-    before it is there (causality); every weight version is the one that `weights` promises; the staleness is the
-    declared one; sends and receives match; no stage waits forever with the given queues (deadlock).
+    before it exists (causality); every weight version is the one that `weights` promises; the staleness is the
+    declared one; sends and receives match; no stage deadlocks with the given queues.
     """
 
     def refuse(position: Position, rule: str) -> PlanError:
@@ -55,7 +55,7 @@ def check(schedule: Schedule, batches: int, streams: Streams) -> None:
 
 
 def _why_stuck(schedule: Schedule, stage: int, action: Action) -> str:
-    """Explains why a stage waits forever at a message."""
+    """Explain why a stage waits forever at a message."""
     route = routes(schedule, stage).get(action.op)
     if route is None:
         return "there is no stage on that side"
@@ -67,7 +67,7 @@ def _why_stuck(schedule: Schedule, stage: int, action: Action) -> str:
 
 
 class StageRules:
-    """What one stage has done so far, and whether its next action may follow."""
+    """The progress of one stage through its stream, and the rules for its next action."""
 
     def __init__(self, schedule: Schedule, batches: int, stage: int) -> None:
         self.schedule, self.batches, self.credit = schedule, batches, schedule.credit
@@ -91,7 +91,7 @@ class StageRules:
         return len(self.done[Op.UPDATE])
 
     def broken(self, action: Action) -> str | None:
-        """Returns the rule that this action breaks, or None; the action then counts as done."""
+        """Record an action as done and return the rule that it breaks, or None."""
         if action.unit in self.done[action.op]:
             return "it is done a second time"
         rule = self._rules.get(action.op, self._message)
@@ -100,7 +100,7 @@ class StageRules:
         return fault
 
     def unfinished(self) -> str | None:
-        """Names work that is missing at the end."""
+        """Describe a computation that is missing at the end, or return None."""
         counts = {Op.FORWARD: self.micro, Op.UPDATE: 1}
         if self.schedule.goes_backward:
             counts[Op.BACKWARD] = self.micro
@@ -108,11 +108,11 @@ class StageRules:
             counts[self.credit.extra] = int(not self.last)
         for op, count in counts.items():
             if len(self.done[op]) != self.batches * count:
-                return f"{len(self.done[op])} of {self.batches * count} {op.noun}s are there"
+                return f"it has {len(self.done[op])} of {self.batches * count} {op.noun}s"
         return None
 
     def _needs(self, action: Action) -> str | None:
-        """Whether a message that an action needs is missing."""
+        """Describe a missing message that an action needs."""
         for message in (ACTIVATION, *self.credit.messages):
             arrives = message.needed_by is action.op and message.arrives(first=self.first, last=self.last)
             if arrives and action.unit not in self.done[message.receive]:
@@ -120,7 +120,7 @@ class StageRules:
         return None
 
     def next(self, op: Op, unit: Unit) -> str | None:
-        """Whether an op is out of order."""
+        """Describe an op that is out of order."""
         expected = divmod(len(self.done[op]), self.micro if op.ticks else 1)
         if unit != expected or unit[0] >= self.batches:
             return f"out of order: the next {op.noun} here is of batch {expected[0]}"
@@ -130,14 +130,14 @@ class StageRules:
         return None if action.version == version else f"it must see version {version}, {why}"
 
     def _forward(self, action: Action) -> str | None:
-        return self.next(Op.FORWARD, action.unit) or self._sees(action, self.version, "the newest there is")
+        return self.next(Op.FORWARD, action.unit) or self._sees(action, self.version, "the newest")
 
     def _recompute(self, action: Action) -> str | None:
         if not self.schedule.goes_backward or self.schedule.weights != "recompute" or not self.delay:
-            return "only a late stage under weights='recompute' redoes a forward"
+            return "only a late stage under weights='recompute' recomputes a forward"
         if action.unit not in self.done[Op.FORWARD] or action.unit in self.done[Op.BACKWARD]:
             return "there is no stored input of that batch"
-        return self._sees(action, self.version, "the newest there is")
+        return self._sees(action, self.version, "the newest")
 
     def _backward(self, action: Action) -> str | None:
         if not self.schedule.goes_backward:
@@ -149,16 +149,16 @@ class StageRules:
         if fault:
             return fault
         if self.delay and weights == "recompute" and self.done[Op.RECOMPUTE].get(unit) != self.version:
-            return "its forward has not been redone with the newest weights"
+            return "its forward has not been recomputed with the newest weights"
         if self.delay and weights in ("stash", "predict"):
             fault = self._sees(action, self.done[Op.FORWARD][unit], f"as its forward did (weights={weights!r})")
         else:
-            fault = self._sees(action, self.version, f"the newest there is (weights={weights!r})")
+            fault = self._sees(action, self.version, f"the newest (weights={weights!r})")
         return fault or (self._stale(unit[0]) if self.micro == 1 else None)
 
     def _stale(self, batch: int) -> str | None:
-        """Whether the stage has forwarded as far beyond the batch it now learns from as it declares."""
-        # Backward-first, the round's own forward is still to come.
+        """Check how far the stage has forwarded beyond the batch it learns from against the declared delay."""
+        # Backward-first, the forward of the round comes later.
         to_come = self.schedule.order == "backward" and self.delay > 0
         ahead = len(self.done[Op.FORWARD]) // self.micro - 1 - batch + to_come
         drained = len(self.done[Op.FORWARD]) == self.batches * self.micro
@@ -171,10 +171,10 @@ class StageRules:
         if any((unit[0], j) not in self.done[learns] for j in range(self.micro)):
             return f"its {learns.noun} has not been done"
         if self.schedule.norms and not self.first and unit not in self.done[CLIP.receive]:
-            return "the global gradient norm is not known yet"
+            return "the global gradient norm has not been received"
         if self.schedule.replicas > 1 and unit not in self.done[SHARE.receive]:
             return "the contributions of the other replicas have not been received"
-        fault = self.next(Op.UPDATE, unit) or self._sees(action, self.version, "the newest there is")
+        fault = self.next(Op.UPDATE, unit) or self._sees(action, self.version, "the newest")
         return fault or (None if self.schedule.goes_backward else self._stale(unit[0]))
 
     def _extra(self, action: Action) -> str | None:
@@ -186,7 +186,7 @@ class StageRules:
         return self.next(action.op, action.unit) or self._sees(action, done, f"the {action.op.noun}s so far")
 
     def _message(self, action: Action) -> str | None:
-        """Whether a stage sends what it does not have."""
+        """Describe a send of something that the stage does not have."""
         for message in (ACTIVATION, *self.credit.messages):
             if message.send is action.op and message.relayed and not self._knows(message, action):
                 return f"there is nothing to send: its {message.noun} is not known here"
@@ -196,7 +196,7 @@ class StageRules:
         return None
 
     def _knows(self, message: Message, action: Action) -> bool:
-        """Whether a message that is relayed has been made or received here."""
+        """Whether a relayed message has been made or received here."""
         if message.arrives(first=self.first, last=self.last):
             return action.unit in self.done[message.receive]
         made = message.made_by

@@ -1,4 +1,4 @@
-"""Running a plan on paper: in which order its actions can happen, and when."""
+"""Dry runs of a plan: a valid order of its actions, and their ticks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from freewheel.plan._schedule import Schedule
 
 Streams = Sequence[Sequence[Action]]
 Position = tuple[int, int]  # stage, index in its stream
-Route = tuple[str, int]  # letter of a message, lower one of the two stages it joins; or the stage of the replicas
+Route = tuple[str, int]  # letter of a message, and its boundary: the lower of two stages, or the replicas' stage
 
 
 class StuckError(Exception):
-    """No stage can go on: each one waits forever at one of these positions."""
+    """Deadlock: each unfinished stage waits forever at one of these positions."""
 
     def __init__(self, positions: list[Position]) -> None:
         super().__init__(positions)
@@ -23,7 +23,7 @@ class StuckError(Exception):
 
 
 def routes(schedule: Schedule, stage: int) -> dict[Op, Route]:
-    """The route of each send and receive of a stage that has somebody at its other end."""
+    """Return the route of each send and receive of a stage that has a peer."""
     out: dict[Op, Route] = {}
     first, last = stage == 0, stage == schedule.stages - 1
     for message in schedule.messages:
@@ -39,7 +39,7 @@ def routes(schedule: Schedule, stage: int) -> dict[Op, Route]:
 
 
 def capacity(schedule: Schedule, letter: str, boundary: int) -> int:
-    """How many messages of a kind a boundary holds before their sender waits."""
+    """Return the queue length of a message kind at a boundary."""
     if letter == ACTIVATION.letter:
         return schedule.lengths()[boundary][0]
     if letter in [message.letter for message in schedule.credit.messages]:
@@ -48,10 +48,10 @@ def capacity(schedule: Schedule, letter: str, boundary: int) -> int:
 
 
 def march(schedule: Schedule, streams: Streams) -> Iterator[tuple[Position, Action, Position | None]]:
-    """The actions in an order in which they can happen; for a receive also the position of its send.
+    """Yield the actions in a valid order, with the position of the matching send for each receive.
 
-    Each stage runs until it waits for a message, or for room to put one. Raises `StuckError` on deadlock. All replicas
-    do the same, so that the contributions of the others are there once a stage has sent its own.
+    Each stage runs until it waits for a message or for queue space. Raises `StuckError` on deadlock. All replicas
+    behave alike, so the contributions of the others are available once a stage has sent its own.
     """
     at = [0] * len(streams)
     known = [routes(schedule, stage) for stage in range(len(streams))]
@@ -85,10 +85,10 @@ def march(schedule: Schedule, streams: Streams) -> Iterator[tuple[Position, Acti
 
 
 def ticks(schedule: Schedule, streams: Streams) -> list[list[int]]:
-    """The tick at which each action happens, every one as early as it can.
+    """Return the earliest tick of each action.
 
-    A forward, a recomputation and a backward each take a tick; in a drawing by rounds, a forward and the backward
-    beside it share one, and messages arrive for the next. A stage that is stuck is drawn on as if it were not.
+    A forward, a recomputation and a backward each take a tick; with `cell="round"`, a forward and the backward of its
+    round share one, and messages arrive for the next. A deadlocked stage is drawn as if it continued.
     """
     if schedule.cell == "round":
         by_round = _round_ticks(schedule, streams)
@@ -111,21 +111,21 @@ def ticks(schedule: Schedule, streams: Streams) -> list[list[int]]:
 
 
 def _after(action: Action, clock: int) -> tuple[int, int]:
-    """The tick of an action on a stage that is free at `clock`, and when the stage is free again."""
+    """Return the tick of an action on a stage that is free at `clock`, and when the stage is free again."""
     if action.op.ticks:
         return clock, clock + 1
-    # An update belongs to the tick of the work before it; a message leaves at the end of it.
+    # An update belongs to the tick of the computation before it; a message is sent at its end.
     return (clock - 1 if action.op is Op.UPDATE and clock else clock), clock
 
 
 def rounds(schedule: Schedule, stage: int, actions: Sequence[Action]) -> list[int]:
-    """The number of the round each action belongs to: round n has the forward of n and the backward of n - m_k."""
+    """Return the round of each action: round n has the forward of n and the backward of n - m_k."""
     forward = (Op.FORWARD, ACTIVATION.send, ACTIVATION.receive, TURN.send, TURN.receive)
     return [a.batch if a.op in forward else a.batch + schedule.delays[stage] for a in actions]
 
 
 def _round_ticks(schedule: Schedule, streams: Streams) -> list[list[int]] | None:
-    """Ticks of whole rounds, or None where the rounds of two stages wait for each other."""
+    """Return the ticks of whole rounds, or None if the rounds of two stages wait for each other."""
     of = [rounds(schedule, stage, actions) for stage, actions in enumerate(streams)]
     before: dict[Position, set[Position]] = {}
     for stage, numbers in enumerate(of):
@@ -144,7 +144,7 @@ def _round_ticks(schedule: Schedule, streams: Streams) -> list[list[int]] | None
 
 
 def histories(schedule: Schedule, streams: Streams) -> dict[Position, list[int]]:
-    """For each action, how many actions of every stage have happened before it or are it (a vector clock)."""
+    """Return the vector clock of each action: how many actions of every stage have happened, itself included."""
     out: dict[Position, list[int]] = {}
     for (stage, i), _, source in march(schedule, streams):
         clock = list(out[stage, i - 1]) if i else [0] * len(streams)

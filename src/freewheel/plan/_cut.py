@@ -1,6 +1,6 @@
-"""Cutting a plan in two: what is left to do, and what is on its way, once every stage has made N updates.
+"""Cutting a plan after N updates: the remaining actions and the messages in flight.
 
-Each stage stops right after its update N-1, by itself. Stage 0 here has then sent what stage 1 has not received:
+Each stage stops on its own right after its update N-1. Here stage 0 has then sent what stage 1 has not received:
 
 ::
 
@@ -8,15 +8,12 @@ Each stage stops right after its update N-1, by itself. Stage 0 here has then se
     stage 0  F0 a0> F1 a1> F2 a2> >g0 B0 U0 F3 a3> >g1 B1 U1 | F4 a4> >g2 …
     stage 1  >a0 F0 B0 g0> U0 >a1 F1 B1 g1> U1               | >a2 F2 …          a2 and a3 are in flight
 
-The other way round, a stage may have received what its neighbour sends only after the cut (a turn, a clipping
-coefficient): in the second part of the plan that message is left out.
+Conversely, a stage may have received a message that its neighbour sends only after the cut (a turn, the global norm);
+the rest of the plan leaves that send out. If the extra op of a credit lags the updates, `lag + 1` of its messages are
+in flight. Replicas all-reduce before each update, so none of these messages are in flight at a cut.
 
-Where a credit's extra work lags behind the updates, the messages for it are in flight, too: one more than it lags.
-
-Replicas of a stage all-reduce before each update, so that nothing of it is in flight at a cut.
-
-All this follows from the plan alone. And since a stage treats every batch alike, a stream that begins with batch N-1,
-or earlier by that lag, has the same second part as one that begins with batch 0.
+All this follows from the plan alone. Every batch is treated alike, so a stream that begins with batch N-1-lag has the
+same rest as one that begins with batch 0.
 """
 
 from __future__ import annotations
@@ -32,13 +29,13 @@ Message = tuple[str, int, int | None]  # letter of the channel, batch, micro-bat
 
 
 def in_flight(schedule: Schedule, stage: int, batches: int, forwarded: int | None = None) -> list[Action]:
-    """The sends that a stage has made before the cut and that their receiver makes use of only after it.
+    """Return the sends of a stage before the cut that are received after it.
 
     Args:
         schedule: The schedule.
-        stage: The stage that has sent them.
+        stage: The sending stage.
         batches: N, the number of updates before the cut, 1 or more.
-        forwarded: How many batches there are, where the stage has forwarded them all; as many as it likes by default.
+        forwarded: The number of batches of the run, if the stage has forwarded them all; unlimited by default.
 
     Example:
         >>> from freewheel.credit import Chain
@@ -52,7 +49,7 @@ def in_flight(schedule: Schedule, stage: int, batches: int, forwarded: int | Non
 
 
 def rest(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]) -> Iterator[Action]:
-    """What a stage has left to do after its update N-1.
+    """Yield the actions of a stage after its update N-1.
 
     Args:
         schedule: The schedule.
@@ -69,7 +66,7 @@ def rest(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]) -
     received, ways = _received(schedule, stage, batches, None), _ways(schedule)
     actions = _stream(schedule, stage, batches, chain(range(_start(schedule, batches), batches - 1), numbers))
     for action in actions:
-        if _ends(action, batches):
+        if _is_cut(action, batches):
             break
     for action in actions:
         neighbour = stage + ways.get(action.op, 0)
@@ -78,20 +75,20 @@ def rest(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]) -
 
 
 def _ways(schedule: Schedule) -> dict[Op, int]:
-    """Where each send goes: +1 to the next stage, -1 to the one before, 0 to the other replicas."""
+    """Return the direction of each send: +1 to the next stage, -1 to the previous one, 0 to the other replicas."""
     return {message.send: message.way for message in schedule.messages}
 
 
 def _before(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]) -> Iterator[Action]:
-    """What a stage does with these batches up to its update N-1."""
+    """Yield the actions of a stage on these batches up to its update N-1."""
     for action in _stream(schedule, stage, batches, numbers):
         yield action
-        if _ends(action, batches):
+        if _is_cut(action, batches):
             return
 
 
 def _stream(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]) -> Iterator[Action]:
-    """The stream of these batches, with the versions of one that began with batch 0."""
+    """Yield the stream of these batches, with versions as if it began with batch 0."""
     delay = schedule.delays[stage]
     lead = delay - (schedule.order == "backward" and delay > 0)  # updates that a forward does not see
     late = delay > 0 and schedule.weights in ("stash", "predict")
@@ -103,7 +100,7 @@ def _stream(schedule: Schedule, stage: int, batches: int, numbers: Iterable[int]
 
 
 def _received(schedule: Schedule, stage: int, batches: int, forwarded: int | None) -> dict[int, set[Message]]:
-    """For each neighbour of a stage, the messages of the last batches that it has received before the cut."""
+    """Return, for each neighbour of a stage, the messages of the last batches that it received before the cut."""
     streams = {
         k: _before(schedule, k, batches, _from(schedule, batches, forwarded))
         for k in (stage - 1, stage + 1)
@@ -113,7 +110,7 @@ def _received(schedule: Schedule, stage: int, batches: int, forwarded: int | Non
 
 
 def _start(schedule: Schedule, batches: int) -> int:
-    """The first batch that anything after the cut is about: N-1, or the first whose extra work is still to come."""
+    """Return the first batch that matters after the cut: N-1, or the first whose extra op comes after it."""
     return max(0, batches - 1 - schedule.credit.lag)
 
 
@@ -122,7 +119,7 @@ def _from(schedule: Schedule, batches: int, end: int | None) -> Iterable[int]:
     return count(start) if end is None else range(start, end)
 
 
-def _ends(action: Action, batches: int) -> bool:
+def _is_cut(action: Action, batches: int) -> bool:
     return action.op is Op.UPDATE and action.batch == batches - 1
 
 

@@ -1,4 +1,4 @@
-"""Drawing a plan as a timeline, and reading one back."""
+"""Plans as text timelines: drawing and parsing."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _DEFAULTS = {f.name: f.default for f in fields(Schedule) if f.init and f.name no
 
 
 def draw(schedule: Schedule, batches: int, streams: Streams, *, mark: Position | None = None) -> str:
-    """The timeline: a column a tick, a row a stage, `!` for the update with the same batch, `.` for an idle tick.
+    """Draw the timeline: a column per tick, a row per stage, `!` for the update of the same batch, `.` for idle.
 
-    Messages are drawn only where they are not the ones that the work itself calls for. `mark` underlines an action.
+    Messages are drawn only if they differ from those that `wire` adds. `mark` underlines an action.
     """
     plain = all(
         tuple(wire(schedule, stage, [a for a in actions if a.op.is_compute])) == tuple(actions)
@@ -77,10 +77,9 @@ def _write(value: Any) -> str:
 
 
 def parse(text: str) -> Plan:
-    """The plan a drawing stands for. Only the order of the actions in a row counts, not the columns.
+    """Parse a drawing into a plan. Only the order of the actions in a row counts, not the columns.
 
-    Rows without messages get those that the work calls for; rows with any are taken as they are.
-    The result is not checked: call `check` on it.
+    Messages are added if no row has any. The result is not checked: call `check` on it.
 
     Example:
         >>> import freewheel as fw
@@ -142,7 +141,7 @@ def _read_header(line: str) -> tuple[Schedule, int]:
 
 
 def _read_credit(given: dict[str, str]) -> PlanCredit:
-    """The credit by its name, with the options that decide the plan."""
+    """Build the credit from its name and the options that affect the plan."""
     kind = CREDITS[given.pop("credit", "chain")]
     return kind(**{name: _read_value(given.pop(name)) for name in kind.plan_fields if name in given}, **given)
 

@@ -1,4 +1,4 @@
-"""A plan as a picture: a row a stage, a column a tick, forwards and backwards in two colours."""
+"""Plans as pictures: a row per stage, a column per tick, forwards and backwards in two colours."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ COLOURS = {Op.FORWARD: "#8ecae6", Op.RECOMPUTE: "#cdeaf5", Op.BACKWARD: "#ffb703
 
 
 def save_picture(plans: Sequence[Plan], path: str | Path) -> None:
-    """Draws plans one below the other and saves them; the file's ending says the format (svg, png, pdf).
+    """Draw plans one below the other and save them; the file suffix selects the format (svg, png, pdf).
 
-    Forwards are blue, backwards orange, redone forwards pale. A cell's large number is the batch, the small one below
-    it the weight version. Idle ticks stay white.
+    Forwards are blue, backwards orange, recomputed forwards pale. The large number of a cell is the batch, the small
+    one below it the weight version. Idle ticks stay white.
     """
     try:
         from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""A plan: for each stage, the stream of its actions, as data."""
+"""A plan: the stream of actions of each stage, as data."""
 
 from __future__ import annotations
 
@@ -15,21 +15,17 @@ from freewheel.plan._streams import stream
 
 
 class Versions(NamedTuple):
-    """The weight versions that a batch's forward and its backward see at one stage.
-
-    Under forward credit there is no backward, and the derivative is taken at the forward's.
-    """
+    """The weight versions of a batch's forward and backward at one stage; without a backward both are the forward's."""
 
     forward: int
     backward: int
 
 
 class Memory(NamedTuple):
-    """The most that a stage holds at once.
+    """The peak memory of a stage.
 
-    `inputs` counts stored inputs without a graph (and what predictors of gradients have seen, until they are fitted to
-    it), `graphs` the autograd graphs (each with its input), `weights` the
-    copies of the stage's weights, the one being trained included.
+    `inputs` counts stored inputs without a graph (and activations stored for the fit of a predictor), `graphs` the
+    autograd graphs, `weights` the copies of the stage's weights, including the trained one.
     """
 
     inputs: int
@@ -39,7 +35,7 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What each stage does, in order. Build one with `freewheel.plan`; `print` draws it.
+    """The ordered actions of every stage. Build one with `freewheel.plan`; `print` draws it.
 
     Example:
         >>> import freewheel as fw
@@ -56,17 +52,17 @@ class Plan:
 
     @classmethod
     def build(cls, schedule: Schedule, batches: int) -> Plan:
-        """The checked plan of a schedule for a number of batches."""
+        """Build and check the plan of a schedule for a number of batches."""
         streams = tuple(tuple(stream(schedule, k, range(batches))) for k in range(schedule.stages))
         return cls(schedule=schedule, batches=batches, streams=streams).check()
 
     @classmethod
     def parse(cls, text: str) -> Plan:
-        """The checked plan that a drawing stands for; see `parse` in `freewheel.plan`."""
+        """Parse and check a drawing; see `freewheel.plan.parse`."""
         return parse(text).check()
 
     def check(self) -> Plan:
-        """This plan, if it keeps all rules; raises `PlanError` with the first offending cell otherwise."""
+        """Return this plan if it keeps all rules; raise `PlanError` with the first offending cell otherwise."""
         check(self.schedule, self.batches, self.streams)
         return self
 
@@ -74,40 +70,40 @@ class Plan:
         return draw(self.schedule, self.batches, self.streams)
 
     def text(self) -> str:
-        """Every action of every stage, messages included, a line a stage."""
+        """Return every action of every stage, messages included, one line per stage."""
         rows = (f"stage {k}  {' '.join(map(str, actions))}" for k, actions in enumerate(self.streams))
         return "\n".join([str(self).splitlines()[0], *rows])
 
     @property
     def delays(self) -> tuple[int, ...]:
-        """For each stage, how many batches it has forwarded beyond the one it learns from, in steady state."""
+        """For each stage, the number of batches it has forwarded beyond the one it learns from, in steady state."""
         return self.schedule.delays
 
     @cached_property
     def locks(self) -> frozenset[str]:
         """The locks that remain, out of `forward`, `backward` and `update`.
 
-        - `forward`: the first stage forwards nothing new before the last stage has forwarded the unit before.
-        - `backward`: the last stage goes backward on nothing new before the first stage has done the unit before, by
-          what comes back from it.
-        - `update`: the first stage forwards no new batch before the last stage has gone backward on the one before
-          (has forwarded it, where no gradient comes back).
+        - `forward`: the first stage forwards a unit only after the last stage has forwarded the previous one.
+        - `backward`: the last stage runs the backward of a unit only after the first stage has run that of the
+          previous one, which depends on the last stage.
+        - `update`: the first stage forwards a batch only after the last stage has run the backward of the previous one
+          (its forward, if no gradients are sent back).
 
-        The unit is the micro-batch where there are any, otherwise the batch.
+        The unit is the micro-batch if there are any, otherwise the batch.
         """
         history = histories(self.schedule, self.streams)
         last = self.schedule.stages - 1
 
-        def places(op: Op, stage: int) -> list[tuple[int, Action]]:
+        def positions(op: Op, stage: int) -> list[tuple[int, Action]]:
             return [(i, a) for i, a in enumerate(self.streams[stage]) if a.op is op]
 
-        def ordered(op: Op, stage: int, by: Op, other: int, *, batchwise: bool = False, behind: int = 1) -> bool:
-            """Whether each `op` at `stage` happens after `by` of the unit before at `other`, and there are any."""
-            ours, theirs = places(op, stage), places(by, other)
+        def ordered(op: Op, stage: int, by: Op, other: int, *, batchwise: bool = False, offset: int = 1) -> bool:
+            """Whether each `op` at `stage` happens after `by` at `other` of the unit `offset` earlier."""
+            ours, theirs = positions(op, stage), positions(by, other)
             if batchwise:
                 ours = [(i, a) for i, a in ours if not a.micro]
                 theirs = [(i, a) for i, a in theirs if a.micro in (None, self.schedule.micro - 1)]
-            pairs = [(mine, theirs[n][0]) for n, (mine, _) in enumerate(ours[behind:])]
+            pairs = [(mine, theirs[n][0]) for n, (mine, _) in enumerate(ours[offset:])]
             return all(history[stage, mine][other] > their for mine, their in pairs)
 
         waits = self.schedule.waits_for_gradients
@@ -115,13 +111,13 @@ class Plan:
             "forward": ordered(Op.FORWARD, 0, Op.FORWARD, last),
             "backward": self.schedule.goes_backward
             and ordered(Op.BACKWARD, last, Op.BACKWARD, 0)
-            and ordered(Op.BACKWARD, 0, Op.BACKWARD, last, behind=0),
+            and ordered(Op.BACKWARD, 0, Op.BACKWARD, last, offset=0),
             "update": ordered(Op.FORWARD, 0, Op.BACKWARD if waits else Op.FORWARD, last, batchwise=True),
         }
         return frozenset(lock for lock, held in found.items() if held)
 
     def versions(self, stage: int, batch: int) -> Versions:
-        """The versions that the forward and the backward of a batch see at a stage."""
+        """Return the versions that the forward and the backward of a batch see at a stage."""
         if not 0 <= stage < self.schedule.stages:
             raise ValueError(f"stage={stage}: this plan has stages 0 to {self.schedule.stages - 1}")
         if not 0 <= batch < self.batches:
@@ -130,7 +126,7 @@ class Plan:
         return Versions(seen[Op.FORWARD], seen.get(Op.BACKWARD, seen[Op.FORWARD]))
 
     def memory(self) -> tuple[Memory, ...]:
-        """The most each stage holds at once: stored inputs, graphs and weight copies."""
+        """Return the peak memory of each stage: stored inputs, graphs and weight copies."""
         return tuple(self._memory(stage) for stage in range(self.schedule.stages))
 
     def _memory(self, stage: int) -> Memory:
@@ -165,5 +161,5 @@ class Plan:
         return most
 
     def with_slack(self, slack: int) -> Plan:
-        """The same plan with every queue longer by `slack`: the result is the same, stragglers hurt less."""
+        """Return the plan with every queue longer by `slack`: the same result, less delay by stragglers."""
         return replace(self, schedule=self.schedule.with_slack(slack)).check()

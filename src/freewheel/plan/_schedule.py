@@ -1,4 +1,4 @@
-"""The few numbers a plan is built from."""
+"""The parameters that a plan is built from."""
 
 from __future__ import annotations
 
@@ -18,22 +18,13 @@ WEIGHTS: tuple[WeightPolicy, ...] = ("stash", "recompute", "current", "predict")
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Everything that decides a plan but the number of batches.
+    """All parameters of a plan except the number of batches; see `fw.Pipeline` for those not listed.
 
     Args:
         name: The method's name, for the drawing.
-        credit: Where a stage's learning signal comes from.
-        delays: For each stage, how many batches it has forwarded beyond the one it learns from.
-        order: What a stage does first in each round, its forward or its backward.
-        weights: Which weights a late backward sees.
-        micro: Micro-batches a batch is cut into.
-        along: The dimension it is cut along: 0, the samples; 1, time.
-        ahead: With micro-batches, how many a stage forwards before it goes backward, beyond the one it learns from.
-        turns: Whether every stage waits until all later ones have forwarded the batch (the forward lock).
+        ahead: With micro-batches, how many a stage forwards before its first backward, beyond the one it learns from.
         norms: Whether stages exchange gradient norms before an update, for clipping by the global norm.
-        queues: For each boundary between stages, the lengths of the activation and the gradient queue.
-        replicas: How many copies of each stage learn together, each from its own samples.
-        cell: What one column of the drawing holds: one `action`, or one `round` (a forward and a backward).
+        replicas: Copies of each stage that learn together, each from its own shard.
     """
 
     name: str = "pipeline"
@@ -49,7 +40,7 @@ class Schedule:
     queues: tuple[tuple[int, int], ...] = ()
     replicas: int = 1
     cell: Literal["action", "round"] = "action"
-    credit_options: tuple[tuple[str, object], ...] = field(init=False)  # those that decide the plan
+    credit_options: tuple[tuple[str, object], ...] = field(init=False)  # those that affect the plan
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "credit_options", (("credit", self.credit.name), *self.credit.plan_options().items()))
@@ -61,7 +52,7 @@ class Schedule:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The kinds of messages that stages exchange."""
+        """The messages that stages exchange."""
         return (
             ACTIVATION,
             *self.credit.messages,
@@ -71,12 +62,12 @@ class Schedule:
         )
 
     def gets_targets(self, stage: int) -> bool:
-        """Whether this stage gets the targets of each batch."""
+        """Whether this stage receives the targets."""
         return self.credit.needs_targets or stage == self.stages - 1
 
     @property
     def goes_backward(self) -> bool:
-        """Whether stages learn by backwards."""
+        """Whether stages run backwards."""
         return self.credit.learns_by is Op.BACKWARD
 
     @property
@@ -90,9 +81,9 @@ class Schedule:
         return any(self.delays)
 
     def lengths(self) -> tuple[tuple[int, int], ...]:
-        """The queue lengths of each boundary: those given, or the shortest that never hold a stage back.
+        """Return the queue lengths of each boundary: the given ones, or the shortest that never block a stage.
 
-        Between two neighbours at most `m_k - m_(k+1) + 1` batches travel up and down together; a credit may need more.
+        At most `m_k - m_(k+1) + 1` batches are in flight between two neighbours; a credit may need more.
         """
         if self.queues:
             return self.queues
@@ -100,5 +91,5 @@ class Schedule:
         return tuple(self.credit.queue_lengths(self, max(1, gap)) for gap in gaps)
 
     def with_slack(self, slack: int) -> Schedule:
-        """The same schedule with every queue longer by `slack`."""
+        """Return the schedule with every queue longer by `slack`."""
         return replace(self, queues=tuple((a + slack, g + slack) for a, g in self.lengths()))

@@ -1,6 +1,6 @@
-"""Builders: small pure generators that turn a schedule into each stage's stream of actions.
+"""Builders: pure generators that turn a schedule into the stream of actions of each stage.
 
-They are lazy and take any iterable of batch numbers, so that a run need not know its length beforehand.
+They are lazy and take any iterable of batch numbers, so the length of a run may be unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from freewheel.plan._schedule import Order, Schedule
 
 
 def alternate(units: Iterable[int], delay: int, order: Order) -> Iterator[tuple[Literal["F", "B"], int]]:
-    """One stage's forwards and backwards, the forwards running `delay` units ahead of the backwards.
+    """Yield the forwards and backwards of a stage, the forwards `delay` units ahead of the backwards.
 
     ::
 
@@ -40,7 +40,7 @@ def alternate(units: Iterable[int], delay: int, order: Order) -> Iterator[tuple[
 
 
 def delayed(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:
-    """Forwards, and after the stage's delay backwards and updates, with the versions each one sees."""
+    """Yield forwards, and after the stage's delay backwards and updates, with their weight versions."""
     delay = schedule.delays[stage]
     forwarded: dict[int, int] = {}  # batch -> version its forward saw
     version = 0
@@ -59,7 +59,7 @@ def delayed(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[
 
 
 def flushed(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:
-    """Micro-batches, and one update when all of a batch have gone backward."""
+    """Yield the micro-batches of each batch, then its update."""
     for n in batches:
         for op, j in alternate(range(schedule.micro), schedule.ahead[stage], "forward"):
             yield Action(Op.FORWARD if op == "F" else Op.BACKWARD, n, n, j)
@@ -67,12 +67,12 @@ def flushed(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[
 
 
 def forward_only(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:
-    """Forwards, and after the stage's delay updates."""
-    pieces = range(schedule.micro) if schedule.micro > 1 else (None,)
+    """Yield forwards, and after the stage's delay updates."""
+    micro_batches = range(schedule.micro) if schedule.micro > 1 else (None,)
     version = 0
     for op, n in alternate(batches, schedule.delays[stage], schedule.order):
         if op == "F":
-            for j in pieces:
+            for j in micro_batches:
                 yield Action(Op.FORWARD, n, version, j)
         else:
             yield Action(Op.UPDATE, n, version)
@@ -80,7 +80,7 @@ def forward_only(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iter
 
 
 def followed_up(actions: Iterable[Action], op: Op, lag: int) -> Iterator[Action]:
-    """Adds an op for each batch once `lag` more have been learned from, and for the last ones at the end.
+    """Add an op for each batch after the updates of `lag` more batches, and for the last batches at the end.
 
     ::
 
@@ -101,11 +101,10 @@ def followed_up(actions: Iterable[Action], op: Op, lag: int) -> Iterator[Action]
 
 
 def wire(schedule: Schedule, stage: int, actions: Iterable[Action]) -> Iterator[Action]:
-    """Adds the messages: whatever is needed is received just before its use, whatever is made is sent at once.
+    """Add the messages: each is received just before its use and sent right after it is made.
 
-    The recomputation of a forward needs no gradient, so the gradient is received after it. A message that is relayed is
-    passed on before the stage itself uses it, so that nobody waits for an update. Replicas contribute to the all-reduce
-    once their neighbours have been served, and wait for each other only then.
+    A recomputation needs no gradient, so the gradient is received after it. A relayed message is sent on before the
+    stage uses it, so no stage waits for the update of another. Replicas all-reduce after these messages.
     """
     first, last = stage == 0, stage == schedule.stages - 1
     messages = (ACTIVATION, *schedule.credit.messages)
@@ -119,7 +118,7 @@ def wire(schedule: Schedule, stage: int, actions: Iterable[Action]) -> Iterator[
             if message.needed_by is op and message.relayed and message in sent:
                 yield Action(message.send, n, None, j)
         if op is Op.UPDATE:
-            yield from _agreed(schedule, n, first=first, last=last)
+            yield from _before_update(schedule, n, first=first, last=last)
         yield action
         for message in sent:
             if message.made_by is op and not message.relayed:
@@ -132,8 +131,8 @@ def wire(schedule: Schedule, stage: int, actions: Iterable[Action]) -> Iterator[
             yield Action(CLIP.send, n)
 
 
-def _agreed(schedule: Schedule, n: int, *, first: bool, last: bool) -> Iterator[Action]:
-    """What replicas, and stages that clip by the global norm, exchange before an update."""
+def _before_update(schedule: Schedule, n: int, *, first: bool, last: bool) -> Iterator[Action]:
+    """Yield the messages before an update: the all-reduce, and norms for global clipping."""
     if schedule.replicas > 1:
         yield Action(SHARE.send, n)
         yield Action(SHARE.receive, n)
@@ -145,7 +144,7 @@ def _agreed(schedule: Schedule, n: int, *, first: bool, last: bool) -> Iterator[
 
 
 def stream(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:
-    """The whole stream of one stage: its work and its messages.
+    """Yield the whole stream of one stage, computations and messages.
 
     Example:
         >>> from freewheel.credit import Chain

@@ -1,4 +1,4 @@
-"""What a stage is built from, in this process or in another one."""
+"""Picklable descriptions from which stages are built, in this process or another."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from freewheel._config import OptimizerFactory, RunConfig, SchedulerFactory
+from freewheel._errors import check_callable, of_type
 from freewheel.corrections import Correction
 from freewheel.plan import Schedule
 from freewheel.stage._trees import homes
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StageOptions:
-    """What all stages of a run share."""
+    """The options that all stages of a run share."""
 
     schedule: Schedule
     corrections: tuple[Correction, ...] = ()
@@ -30,23 +31,23 @@ class StageOptions:
 
     @property
     def credit(self) -> Credit:
-        """Where the learning signal comes from."""
+        """The source of the learning signal."""
         return self.schedule.credit  # pyright: ignore[reportReturnType]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """A stage, not yet built. The optimizer and its scheduler are made where the stage lives.
+    """A stage before it is built. The optimizer and scheduler are created in the stage's process.
 
     Args:
         index: The stage's number.
-        module: The stage's part of the network.
-        device: Where it computes.
-        options: What all stages share.
-        optimizer: The factory of the stage's optimizer; None where there is nothing to train.
-        scheduler: The factory of its scheduler, if there is one.
-        names: The names of the module's parameters in the whole network, None for one that has none.
-        replica: Which replica the stage belongs to; that of a later replica has a copy of the module.
+        module: The stage's module.
+        device: Its device.
+        options: The options that all stages share.
+        optimizer: The factory of the stage's optimizer; None if there is nothing to train.
+        scheduler: The factory of its scheduler, if any.
+        names: The names of the module's parameters in the whole network, None for a parameter without one.
+        replica: The replica that the stage belongs to; replicas after the first copy the module.
     """
 
     index: int
@@ -59,25 +60,22 @@ class Blueprint:
     replica: int = 0
 
     def build(self) -> Stage:
-        """Builds the stage."""
+        """Build the stage."""
         return self.options.credit.build(self)
 
     def make_optimizer(
         self, factory: OptimizerFactory, module: nn.Module
     ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
-        """Makes an optimizer for a module of this stage, and its scheduler."""
-        optimizer = factory([p for p in module.parameters() if p.requires_grad])
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            came = type(optimizer).__name__
-            raise TypeError(f"optimizer gave a {came} for stage {self.index}, not a torch.optim.Optimizer")
+        """Build an optimizer for a module of this stage, and its scheduler."""
+        made = factory([p for p in module.parameters() if p.requires_grad])
+        call, hint = f"optimizer(parameters of stage {self.index})", "it must return a torch.optim.Optimizer"
+        optimizer = of_type(call, made, torch.optim.Optimizer, hint)
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise TypeError(
-                "optimizer gave an LBFGS, which runs the network again within a step: use one that does not"
-            )
+            raise TypeError("optimizer returned an LBFGS, which reruns the network within a step: use another one")
         return _vectorized(optimizer), None if self.scheduler is None else self.scheduler(optimizer)
 
     def check_picklable(self) -> None:
-        """Refuses what cannot be sent to another process, by its name."""
+        """Reject anything that cannot be pickled, by name."""
         travelling = {
             "loss": self.options.config.loss,
             "optimizer": self.optimizer,
@@ -97,10 +95,9 @@ class Blueprint:
 
 
 def _vectorized(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The same optimizer, going through its parameters in C++ and not in Python, unless the user chose.
+    """Set `foreach` on optimizers whose results do not depend on it, unless the user chose.
 
-    Those named here do the very same arithmetic either way; on CPU, torch's default is the Python loop, which would
-    hold up the other stages' threads.
+    On CPU torch defaults to a Python loop over the parameters, which would block the threads of other stages.
     """
     if type(optimizer) in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
         for group in optimizer.param_groups:
@@ -110,7 +107,7 @@ def _vectorized(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def blueprints(modules: Sequence[nn.Module], model: nn.Module, options: StageOptions) -> list[Blueprint]:
-    """Those of all stages, replica by replica; `model` is the whole network."""
+    """Return the blueprints of all stages, replica by replica; `model` is the whole network."""
     names = {id(p): name for name, p in model.named_parameters()}
     factories = _factories(options.config.optimizer, modules)
     return [
@@ -130,19 +127,17 @@ def blueprints(modules: Sequence[nn.Module], model: nn.Module, options: StageOpt
 
 
 def factory_of(config: RunConfig, stage: int) -> OptimizerFactory | None:
-    """The optimizer factory that the user gave for a stage."""
-    given: Any = config.optimizer
-    return given.get(stage) if isinstance(given, Mapping) else given
+    """Return the user's optimizer factory for a stage."""
+    return _by_stage(config.optimizer, range(stage + 1)).get(stage)
+
+
+def _by_stage(given: Any, stages: range) -> Mapping[int, Any]:
+    return given if isinstance(given, Mapping) else dict.fromkeys(stages, given)
 
 
 def _factories(given: Any, stages: Sequence[nn.Module]) -> list[OptimizerFactory | None]:
-    """The factory of each stage's optimizer, None for a stage that has nothing to train."""
-    if isinstance(given, torch.optim.Optimizer):
-        raise TypeError(
-            f"optimizer is a {type(given).__name__} that exists already: give a factory for each stage's own, such "
-            "as functools.partial(torch.optim.SGD, lr=0.1)"
-        )
-    by_stage = given if isinstance(given, Mapping) else dict.fromkeys(range(len(stages)), given)
+    """Return the optimizer factory of each stage, None for a stage without trainable parameters."""
+    by_stage = _by_stage(given, range(len(stages)))
     for key in by_stage:
         if key not in range(len(stages)):
             raise ValueError(f"optimizer has a factory for stage {key!r}, but the stages are 0 to {len(stages) - 1}")
@@ -151,10 +146,10 @@ def _factories(given: Any, stages: Sequence[nn.Module]) -> list[OptimizerFactory
         parameters = [p for p in stage.parameters() if p.requires_grad]
         if parameters and k not in by_stage:
             raise ValueError(f"optimizer has no factory for stage {k}, which has {len(parameters)} parameters to train")
-        make: Any = by_stage[k] if parameters else None
-        if make is not None and not callable(make):
-            raise TypeError(f"optimizer={make!r}: give a factory such as functools.partial(torch.optim.SGD, lr=0.1)")
-        out.append(make)
+        if parameters:
+            hint = "give a factory, called for each stage, such as functools.partial(torch.optim.SGD, lr=0.1)"
+            check_callable("optimizer", by_stage[k], hint)
+        out.append(by_stage[k] if parameters else None)
     if not any(out):
         raise ValueError("no stage has a parameter that requires a gradient: there is nothing to train")
     return out

@@ -1,8 +1,8 @@
-"""Random numbers that belong to a batch and a stage, not to a thread.
+"""Random numbers per batch and stage, independent of threads.
 
-Dropout and its kin draw from torch's one process-wide generator. Two stages running at once would share it, and the
-order of their draws would depend on timing. Here every forward of (seed, stage, batch, micro-batch) draws from a
-generator of its own, so that it can be repeated at any time: by another runtime, or by a recomputation.
+Dropout and similar layers draw from torch's global generator. Concurrent stages would share it, and the order of their
+draws would depend on timing. Here every forward of (seed, stage, batch, micro-batch) has its own generator, so it is
+reproducible on another runtime and in a recomputation.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from freewheel.stage._trees import tensors_among
+
 
 class SeededDraws(TorchDispatchMode):
-    """Inside this mode every random operation draws from the mode's own generator.
-
-    `used` tells whether there was one: a stage that has none need not pay for the mode again.
-    """
+    """A mode in which every random operation draws from the mode's own generator; `used` is whether there was any."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -26,8 +25,8 @@ class SeededDraws(TorchDispatchMode):
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def _generator(self, args: Any, kwargs: Any) -> torch.Generator:
-        """The generator of the device that the operation draws on."""
-        given = next((a.device for a in args if isinstance(a, torch.Tensor)), kwargs.get("device"))
+        """Return the generator of the operation's device."""
+        given = next((t.device for t in tensors_among(args)), kwargs.get("device"))
         device = torch.device(given) if given is not None else torch.get_default_device()
         if device not in self._generators:
             self._generators[device] = torch.Generator(device=device).manual_seed(self._seed)
@@ -44,7 +43,7 @@ class SeededDraws(TorchDispatchMode):
             return func(*args, **{**kwargs, "generator": self._generator(args, kwargs)})
         wanted = [argument.name for argument in func._schema.arguments]
         for overload in func.overloadpacket.overloads():
-            # torch.rand and friends take a generator in an overload of their own.
+            # torch.rand and similar functions take a generator in a separate overload.
             other = getattr(func.overloadpacket, overload)
             names = [a.name for a in other._schema.arguments]
             if "generator" in names and [n for n in names if n != "generator"] == wanted:

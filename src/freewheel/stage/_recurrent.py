@@ -1,4 +1,4 @@
-"""Recurrent layers that go on from one piece of a sequence to the next."""
+"""Recurrent layers that carry their state from one micro-batch of a sequence to the next."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from freewheel._errors import of_type
+
 
 class Recurrent(nn.Module):
-    """An `nn.RNN`, `nn.GRU` or `nn.LSTM` that passes on its outputs, and keeps its state between pieces in a pipeline.
+    """An `nn.RNN`, `nn.GRU` or `nn.LSTM` that returns its outputs and carries its state between micro-batches.
 
-    In a run that cuts sequences along time (`steps=…`) the layer goes on from where the piece before ended, its state a
-    dual number like everything else; a new sequence starts from zero. Called in any other way, as for evaluation, it
-    starts from zero every time.
+    In a run that splits sequences along time (`steps=…`) the layer continues from the state after the previous
+    micro-batch; a new sequence starts from zero. Any other call, as in evaluation, starts from zero.
 
     Args:
-        layer: The layer, with `batch_first=True`, one direction.
-        last: Whether to pass on the output of the last step only, to classify a sequence.
+        layer: The layer, with `batch_first=True`, unidirectional.
+        last: Whether to return the output of the last step only, to classify a sequence.
 
     Example:
         >>> import torch
@@ -30,52 +31,52 @@ class Recurrent(nn.Module):
 
     def __init__(self, layer: nn.RNNBase, *, last: bool = False) -> None:
         super().__init__()
-        if not isinstance(layer, nn.RNNBase):
-            raise TypeError(f"layer is a {type(layer).__name__}: give an nn.RNN, nn.GRU or nn.LSTM")
+        of_type("layer", layer, nn.RNNBase, "give an nn.RNN, nn.GRU or nn.LSTM")
         if not layer.batch_first or layer.bidirectional:
-            raise ValueError("layer must have batch_first=True and one direction, since time comes in pieces")
+            raise ValueError("layer must have batch_first=True and be unidirectional, since sequences are split")
         self.layer, self.last = layer, last
         self.state: Any = None
-        self._streams = self._called = False
+        self._carries = self._called = False
         self._after: Callable[[], None] | None = None
 
-    def stream(self, on: bool) -> None:
-        """Whether the state is kept from one call to the next; forgets it."""
-        self._streams = on
-        self.go_on(None)
+    def carry_state(self, on: bool) -> None:
+        """Set whether the state is carried from one call to the next, and reset it."""
+        self._carries = on
+        self.set_state(None)
 
-    def go_on(self, state: Any, after: Callable[[], None] | None = None) -> None:
-        """The next call starts from this state, None being zero, and calls `after` at its end."""
+    def set_state(self, state: Any, after: Callable[[], None] | None = None) -> None:
+        """Set the state for the next call, None for zero, and a function to call at its end."""
         self.state, self._called, self._after = state, False, after
 
     def forward(self, x: Tensor) -> Tensor:
-        """The outputs of all steps, or of the last."""
+        """Return the outputs of all steps, or of the last."""
         if x.dim() != 3:
             raise ValueError(f"a Recurrent layer takes (samples, steps, features), got {tuple(x.shape)}")
         if self._called:
-            raise RuntimeError(
-                "a Recurrent layer is called twice in one pass: with steps=…, use one layer for each call"
-            )
+            raise RuntimeError("a Recurrent layer is called twice in one pass: with steps=…, use one layer per call")
         out, state = self.layer(x, self.state)
-        if self._streams:
+        if self._carries:
             self.state, self._called = state, True
         if self._after is not None:
             self._after()
         return out[:, -1] if self.last else out
 
     def extra_repr(self) -> str:
-        """The option."""
+        """Show the option."""
         return f"last={self.last}"
 
 
-def recurrent_layers(module: nn.Module, *, in_pieces: bool) -> list[Recurrent]:
-    """The layers of a module that have a state; refuses those that would lose theirs where time comes in pieces."""
-    found = [part for part in module.modules() if isinstance(part, Recurrent)]
-    kept = {id(layer.layer) for layer in found}
-    for name, part in module.named_modules():
-        if in_pieces and isinstance(part, nn.RNNBase) and id(part) not in kept:
+def recurrent_layers(module: nn.Module) -> list[Recurrent]:
+    """Return the `Recurrent` layers of a module."""
+    return [layer for layer in module.modules() if isinstance(layer, Recurrent)]
+
+
+def check_split_along_time(module: nn.Module) -> None:
+    """Reject recurrent layers that would lose their state between the micro-batches of a sequence."""
+    wrapped = {id(layer.layer) for layer in recurrent_layers(module)}
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.RNNBase) and id(layer) not in wrapped:
             raise TypeError(
-                f"{name!r} would start anew with every piece of a sequence: with steps=…, use "
-                f"fw.Recurrent(nn.{type(part).__name__}(...)) in its place"
+                f"{name!r} would lose its state between the micro-batches of a sequence: with steps=…, use "
+                f"fw.Recurrent(nn.{type(layer).__name__}(...)) instead"
             )
-    return found

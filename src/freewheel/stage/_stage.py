@@ -1,4 +1,4 @@
-"""One stage: a module, its optimizer, and what it holds between a forward and the update it leads to."""
+"""The base class of stages: a module and its optimizer, from the gradients of a batch to the update."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from freewheel.plan import CLIP, NORMS, SHARE, Op, Unit
 from freewheel.stage._blueprint import Blueprint
 from freewheel.stage._random import SeededDraws
 from freewheel.stage._state import load_tensors, scaled, tensors_of
-from freewheel.stage._trees import to_device
+from freewheel.stage._trees import described, tensors_among, to_device
 from freewheel.stage._weights import Live, WeightVersions
 
 Tree = Any  # a tensor, or tuples, lists and dicts of them
-Verbs = dict[Op, Callable[..., Any]]  # work: f(unit); a send: f(unit) -> message; a receive: f(unit, message)
+Verbs = dict[Op, Callable[..., Any]]  # computation: f(unit); send: f(unit) -> message; receive: f(unit, message)
 
 
 class Stage(ABC):
-    """A module with its optimizer. How it learns from a batch is up to the credit, which has a subclass for it."""
+    """A module with its optimizer. Each credit has a subclass that learns from a batch."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         self.blueprint, self.options = blueprint, blueprint.options
@@ -38,52 +38,52 @@ class Stage(ABC):
         if blueprint.optimizer is not None:
             self.optimizer, self.scheduler = blueprint.make_optimizer(blueprint.optimizer, self.module)
         self.first_batch = 0  # batches trained in earlier runs, so that random numbers do not repeat
-        self.epoch = 0  # of the batch that is being forwarded, earlier runs included
+        self.epoch = 0  # of the batch that is being forwarded, including earlier runs
         self.version = 0
         self.losses: list[tuple[Tensor, int]] = []  # of the last action, with the number of samples
-        self.first_piece = self.replica * schedule.micro  # of each batch, counted through all replicas
+        self.first_micro_batch = self.replica * schedule.micro  # numbered across all replicas
         self.is_last = self.index == schedule.stages - 1
         self.delay = schedule.delays[self.index]
         self.corrections = StageCorrections(self.options.corrections, Site(self.index, schedule.stages, self.delay))
         self.weights: WeightVersions = Live(self.module)
         self.collects = False  # whether the weights hold the gradient of earlier batches
-        self.retains = False  # whether to hold all that a checkpoint needs
-        self._draws = True  # whether the module draws random numbers, as its first forward of a run shows
-        self._edits = True  # whether the module changes its input in place, likewise
+        self.retains = False  # whether to retain what a checkpoint needs
+        self._draws = True  # whether the module draws random numbers, detected in the first forward of a run
+        self._edits = True  # whether the module changes its input in place, detected likewise
         self._later_norms = torch.zeros(0)  # of the gradients of all later stages
         self._norm: Tensor | None = None  # over all stages, where clipping is global
 
     def begin(self, batches_before: int, epochs_before: int) -> None:
-        """Starts a run with an empty pipeline, after earlier runs of so many batches and epochs."""
+        """Start a run with an empty pipeline, after this many batches and epochs in earlier runs."""
         self.first_batch, self.epoch, self.version, self.losses = batches_before, epochs_before, 0, []
         self.weights = self._make_weights()
         self._draws = self._edits = True
 
     def end(self) -> None:
-        """Drops all that a run holds between its batches."""
+        """End a run and drop its state."""
         self.weights = Live(self.module)
         self._forget()
 
     @abstractmethod
     def _make_weights(self) -> WeightVersions:
-        """Makes the versions of the weights that this kind of stage needs."""
+        """Return the weight versions for a run."""
 
     @abstractmethod
     def _forget(self) -> None:
-        """Drops what is pending."""
+        """Drop pending batches."""
 
     @abstractmethod
     def forward(
         self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0, weight: float = 1.0
     ) -> Tree:
-        """Runs the module on a (micro-)batch and returns what the next stage gets; the last stage returns its loss.
+        """Run the module on a micro-batch and return the next stage's input; the last stage returns its loss.
 
-        `share` is this micro-batch's share of the replica's samples, `weight` the share of these in the whole batch.
-        None stands for a micro-batch without samples, and passes.
+        `share` is the micro-batch's share of the replica's samples, `weight` the replica's share of the batch. None
+        stands for a micro-batch without samples.
         """
 
     def verbs(self) -> Verbs:
-        """What each action of the plan does here, beside forwards and activations. A credit adds its own."""
+        """Return the function of each op besides forwards and activations. A credit adds its own."""
         return {
             Op.UPDATE: lambda unit: self.update(unit[0]),
             SHARE.send: lambda unit: self.contribution(),
@@ -97,12 +97,13 @@ class Stage(ABC):
     # -- calling the module ----------------------------------------------------------------------------------------
 
     def _call(self, unit: Unit, x: Tree, target: Tree) -> Tree:
-        """The module, and the loss behind the last one, with the random numbers of this unit."""
+        """Run the module, and the loss after the last one, with the random numbers of this unit."""
         dtype = self.config.autocast
         if not self._draws and dtype is None:
             return self._plain_call(x, target)
         batch, micro = unit
-        draws = SeededDraws(seed_of(self.config.seed, self.index, self.first_batch + batch, self.first_piece + micro))
+        key = self.config.seed, self.index, self.first_batch + batch, self.first_micro_batch + micro
+        draws = SeededDraws(seed_of(*key))
         casts = torch.autocast(self.device.type, dtype=dtype) if dtype is not None else nullcontext()
         with casts, draws if self._draws else nullcontext():
             out = self._plain_call(x, target)
@@ -114,37 +115,35 @@ class Stage(ABC):
         return self._finish(out, target) if self.is_last else out
 
     def _finish(self, out: Tree, target: Tree) -> Tree:
-        """What the last stage makes of its output."""
+        """Return the last stage's result from its output."""
         return self._loss(out, target)
 
     def _loss(self, out: Tree, target: Tree) -> Tensor:
         loss = self.config.loss(out, to_device(target, self.device))
-        if not isinstance(loss, Tensor) or loss.dim():
-            shape = getattr(loss, "shape", None)
-            came = type(loss).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
-            raise TypeError(f"loss gave {came}: it must give one number, a tensor without dimensions; take its mean()")
-        return loss
+        if tensors_among([loss]) and not loss.dim():
+            return loss
+        raise TypeError(f"loss returned {described(loss)}: it must return a tensor without dimensions; take its mean()")
 
     # -- update ----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def contribution(self) -> Tree:
-        """What the other replicas need for the next update."""
+        """Return this replica's contribution to the all-reduce of the next update."""
 
     @abstractmethod
     def all_reduce(self, contributions: Sequence[Tree]) -> None:
-        """Combines the contributions of all replicas, in their order: every one of them then makes the same update."""
+        """Combine the contributions of all replicas, in rank order, so that all make the same update."""
 
     @abstractmethod
     def norms(self) -> Tensor:
-        """The norm of each weight's gradient, for clipping by the norm over all stages."""
+        """Return the norm of each weight's gradient, for global clipping."""
 
     @abstractmethod
     def _update(self) -> None:
-        """Applies the gradient to the newest weights."""
+        """Apply the gradient to the newest weights."""
 
     def update(self, batch: int) -> None:
-        """Makes the update of a batch."""
+        """Make the update of a batch."""
         if self.schedule.norms and self.index == 0:
             self._norm = torch.linalg.vector_norm(self._all_norms())
         self._update()
@@ -154,7 +153,7 @@ class Stage(ABC):
         return torch.cat([norms, self._later_norms.to(norms)])
 
     def _apply(self, gradients: Gradients, stale_weights: Sequence[Tensor]) -> None:
-        """One update with the gradients of a batch, taken at the stale weights."""
+        """Update with the gradients of a batch, taken at the stale weights."""
         live = self.weights.live
         with torch.no_grad():
             step = self.corrections.update(gradients, live, stale_weights)
@@ -180,11 +179,11 @@ class Stage(ABC):
             nn.utils.clip_grad_norm_(self._trained(), limit)
 
     def _trained(self) -> list[nn.Parameter]:
-        """All that an update changes."""
+        """Return all parameters that an update changes."""
         return self.weights.live
 
     def _step(self, scale: float = 1.0) -> None:
-        """Lets the optimizer use the gradients that are there."""
+        """Step the optimizer and clear the gradients."""
         if self.optimizer is None:
             return
         with scaled(self.optimizer, scale):
@@ -203,7 +202,7 @@ class Stage(ABC):
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Copies all that version N of this stage is: weights, buffers, optimizer, scheduler, corrections, head."""
+        """Return a copy of weights, buffers, optimizer, scheduler, corrections and head."""
         return {
             "module": {name: t.detach().clone() for name, t in tensors_of(self.module).items()},
             "optimizer": deepcopy(self.optimizer.state_dict()) if self.optimizer else None,
@@ -214,7 +213,7 @@ class Stage(ABC):
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restores such a copy; whatever was in flight is gone."""
+        """Restore such a copy; batches in flight are dropped."""
         load_tensors(self.module, state["module"])
         if self.optimizer:
             self.optimizer.load_state_dict(state["optimizer"])
@@ -228,34 +227,34 @@ class Stage(ABC):
 
     @property
     def head(self) -> nn.Module | None:
-        """A small network of the stage's own; None where there is none, or none yet."""
+        """The stage's auxiliary network, if any."""
         return None
 
     def head_state(self) -> dict[str, Any] | None:
-        """The state of that network, by reference."""
+        """Return the state of the auxiliary network, by reference."""
         return None
 
     def load_head(self, state: dict[str, Any] | None) -> None:  # noqa: B027
-        """Restores such a state."""
+        """Restore such a state."""
 
     def pending(self) -> dict[str, Any]:
-        """What is pending, in plain containers, by reference: with `state`, all that the stage holds."""
+        """Return the state of pending batches, in plain containers, by reference."""
         return {"version": self.version, "epoch": self.epoch, "draws": self._draws, "edits": self._edits}
 
     def restore(self, pending: dict[str, Any]) -> None:
-        """Restores what was pending; between `begin` and the first action of a run."""
+        """Restore pending batches, between `begin` and the first action of a run."""
         self.version, self.epoch = pending["version"], pending["epoch"]
         self._draws, self._edits = pending["draws"], pending["edits"]
 
     def encode(self, message: Tree) -> Tree:
-        """Turns a message of this stage into plain containers."""
+        """Convert a message of this stage into plain containers."""
         return message
 
     def decode(self, message: Tree) -> Tree:
-        """The inverse of `encode`."""
+        """Invert `encode`."""
         return message
 
 
 def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """The sum of two gradients, either of which may be missing."""
+    """Return the sum of two gradients, either of which may be None."""
     return b if a is None else a if b is None else a + b

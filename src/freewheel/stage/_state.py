@@ -1,4 +1,4 @@
-"""The tensors of a module and the step size of an optimizer: read, put back, and changed for a moment."""
+"""Reading, restoring and temporarily changing a module's tensors and an optimizer's step size."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor, nn
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer by name, those that a state_dict leaves out included."""
+    """Return every parameter and buffer by name, including non-persistent buffers."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def load_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copies values into a module's parameters and buffers."""
+    """Copy values into a module's parameters and buffers."""
     with torch.no_grad():
         for name, tensor in tensors_of(module).items():
             tensor.copy_(tensors[name])
 
 
 def load_buffers(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copies values into a module's buffers alone."""
+    """Copy values into a module's buffers."""
     with torch.no_grad():
         for name, buffer in module.named_buffers():
             buffer.copy_(tensors[name])
@@ -30,7 +30,7 @@ def load_buffers(module: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 @contextmanager
 def scaled(optimizer: torch.optim.Optimizer, scale: float) -> Iterator[None]:
-    """The optimizer with its step size multiplied, for one step."""
+    """Scale the step size of an optimizer inside the context."""
     if scale == 1.0:
         yield
         return
@@ -46,24 +46,24 @@ def scaled(optimizer: torch.optim.Optimizer, scale: float) -> Iterator[None]:
 
 @contextmanager
 def scratch_buffers(module: nn.Module, values: Sequence[Tensor] = ()) -> Iterator[None]:
-    """Inside, the module's buffers are copies, so that what it does to them is forgotten.
+    """Replace a module's buffers by copies inside the context, so that changes to them are discarded.
 
-    They start from `values`, in the order of `module.buffers()`, where these are given.
+    The copies start from `values`, if given, in the order of `module.buffers()`.
     """
-    places = [(m._buffers, name, b) for m in module.modules() for name, b in m._buffers.items() if b is not None]
+    slots = [(m._buffers, name, b) for m in module.modules() for name, b in m._buffers.items() if b is not None]
     start = {id(b): value for b, value in zip(module.buffers(), values)}
-    for buffers, name, buffer in places:
+    for buffers, name, buffer in slots:
         buffers[name] = start.get(id(buffer), buffer).clone()
     try:
         yield
     finally:
-        for buffers, name, buffer in places:
+        for buffers, name, buffer in slots:
             buffers[name] = buffer
 
 
 @contextmanager
-def kept_buffers(module: nn.Module) -> Iterator[None]:
-    """What is done inside to the module's buffers, in place, is undone."""
+def restored_buffers(module: nn.Module) -> Iterator[None]:
+    """Undo in-place changes to a module's buffers at the end of the context."""
     before = [(b, b.clone()) for b in module.buffers()]
     try:
         yield

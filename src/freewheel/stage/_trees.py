@@ -1,4 +1,4 @@
-"""What stages pass on: trees of tensors, and the devices they are on."""
+"""Trees of tensors, the messages between stages, and their devices."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 
 def homes(modules: Sequence[nn.Module]) -> list[torch.device]:
-    """The device of each module: that of its tensors; one that has none is where the module before it is.
+    """Return the device of each module; one without tensors has the device of the module before it.
 
     Example:
         >>> homes([nn.Flatten(), nn.Linear(2, 2), nn.ReLU()])
@@ -27,20 +27,17 @@ def homes(modules: Sequence[nn.Module]) -> list[torch.device]:
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
-    """The same tree with its tensors on a device."""
-    if isinstance(tree, Tensor):
-        return tree if tree.device == device else tree.to(device)
-    if type(tree) is tuple:
-        return tuple([to_device(part, device) for part in tree])
-    return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) and t.device != device else t, tree)
+    """Return the tree with its tensors on a device."""
+    leaves, shape = flatten(tree)
+    return unflatten(map_tensors(lambda t: t if t.device == device else t.to(device), leaves), shape)
 
 
-# The shape of a tree. The usual ones, a tensor and a tuple of tensors, go without torch's general tree machinery.
+# The shape of a tree. A tensor and a tuple of tensors, the usual ones, bypass torch's general tree machinery.
 Shape = type[Tensor] | type[tuple] | TreeSpec
 
 
 def flatten(tree: Any) -> tuple[list[Any], Shape]:
-    """The leaves of a tree and its shape.
+    """Return the leaves of a tree and its shape.
 
     Example:
         >>> leaves, shape = flatten((torch.zeros(1), torch.ones(1)))
@@ -49,43 +46,53 @@ def flatten(tree: Any) -> tuple[list[Any], Shape]:
     """
     if isinstance(tree, Tensor):
         return [tree], Tensor
-    if type(tree) is tuple and all(isinstance(part, Tensor) for part in tree):
+    if type(tree) is tuple and len(tensors_among(tree)) == len(tree):
         return list(tree), tuple
     return tree_flatten(tree)
 
 
 def unflatten(leaves: list[Any], shape: Shape) -> Any:
-    """The tree of these leaves."""
+    """Return the tree of these leaves."""
     if shape is Tensor:
         return leaves[0]
     if shape is tuple:
         return tuple(leaves)
-    assert isinstance(shape, TreeSpec)
-    return tree_unflatten(leaves, shape)
+    return tree_unflatten(leaves, shape)  # pyright: ignore[reportArgumentType]
 
 
 def tensors_among(leaves: Iterable[Any]) -> list[Tensor]:
-    """The leaves that are tensors."""
+    """Return the leaves that are tensors."""
     return [t for t in leaves if isinstance(t, Tensor)]
 
 
 def map_tensors(function: Callable[[Tensor], Any], leaves: Iterable[Any]) -> list[Any]:
-    """Applies a function to the leaves that are tensors; the others stay as they are."""
+    """Apply a function to the leaves that are tensors; the others are unchanged."""
     return [function(t) if isinstance(t, Tensor) else t for t in leaves]
 
 
+def described(value: object) -> str:
+    """Describe a value in an error: a tensor by dtype and shape, anything else by type.
+
+    Example:
+        >>> described(torch.zeros(2, 3)), described([1])
+        ('a torch.float32 tensor of shape (2, 3)', 'a list')
+    """
+    shown = [f"a {t.dtype} tensor of shape {tuple(t.shape)}" for t in tensors_among([value])]
+    return shown[0] if shown else f"a {type(value).__name__}"
+
+
 def copies(leaves: Sequence[Any]) -> list[Any]:
-    """The leaves, each tensor a copy."""
+    """Return the leaves with each tensor cloned."""
     return map_tensors(Tensor.clone, leaves)
 
 
 def versions(leaves: Sequence[Any]) -> list[int]:
-    """How often each tensor has been changed in place."""
+    """Return autograd's version counter of each tensor: the number of its in-place changes."""
     return [t._version for t in tensors_among(leaves)]
 
 
 def memory(leaves: Sequence[Any]) -> set[int]:
-    """Where the memory of some tensors begins; two that share theirs have the same. Sparse ones have no such place.
+    """Return the storage addresses of dense tensors; tensors that share memory have the same address.
 
     Example:
         >>> x = torch.zeros(2, 3)

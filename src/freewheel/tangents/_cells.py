@@ -1,4 +1,4 @@
-"""Recurrent layers step by step, for kernels without a forward derivative: all on a GPU, the LSTM on a CPU too."""
+"""Recurrent layers step by step, for kernels without a forward derivative: all on GPUs, the LSTM also on CPUs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import _VF, Tensor
 State = tuple[Tensor, ...]
 Step = Callable[[Tensor, State, Tensor, Tensor | None], State]  # input product, state, hidden weight and bias
 
-# What torch's kernels take: input, states, weights, has biases, layers, dropout, training, bidirectional, batch first.
-# Packed sequences come with other arguments, and are left to the kernels.
+# Arguments of torch's kernels: input, states, weights, has biases, layers, dropout, training, bidirectional, batch
+# first. Packed sequences have other arguments and always use the kernels.
 
 
 def _lstm_step(x: Tensor, state: State, w: Tensor, b: Tensor | None) -> State:
@@ -43,13 +43,13 @@ def _layers(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, State]:
-    """A stack of recurrent layers; `states` are (layers·directions, batch, size) each."""
+    """Run a stack of recurrent layers; `states` are (layers·directions, batch, size) each."""
     if batch_first:
         x = x.transpose(0, 1)
     directions = 2 if bidirectional else 1
     each = len(weights) // (layers * directions)
-    projected = each % 2 == 1  # an LSTM whose output is smaller than its memory
-    ends: list[State] = []
+    projected = each % 2 == 1  # an LSTM with `proj_size`
+    last_states: list[State] = []
     for layer in range(layers):
         outs = []
         for direction in range(directions):
@@ -65,18 +65,18 @@ def _layers(
                 if projected:
                     state = (F.linear(state[0], group[-1]), *state[1:])
                 steps.append(state[0])
-            ends.append(state)
+            last_states.append(state)
             outs.append(torch.stack(steps[::-1] if direction else steps))
         x = torch.cat(outs, -1) if directions == 2 else outs[0]
         if dropout and train and layer < layers - 1:
             x = F.dropout(x, dropout)
     if batch_first:
         x = x.transpose(0, 1)
-    return x, tuple(torch.stack(s) for s in zip(*ends))
+    return x, tuple(torch.stack(s) for s in zip(*last_states))
 
 
 def _native(args: tuple[Any, ...]) -> bool:
-    """Whether torch's own way will do, or is the only one."""
+    """Whether to use torch's kernel."""
     return args[0].device.type == "cpu" or _packed(args)
 
 
@@ -85,7 +85,7 @@ def _packed(args: tuple[Any, ...]) -> bool:
 
 
 def lstm(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """`torch.lstm`; on every device step by step."""
+    """Run `torch.lstm` step by step on every device."""
     if _packed(args):
         return _VF.lstm(*args)
     out, (h, c) = _layers(_lstm_step, args[0], tuple(args[1]), *args[2:])
@@ -93,7 +93,7 @@ def lstm(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def gru(*args: Any) -> tuple[Tensor, Tensor]:
-    """`torch.gru`, where it can be differentiated forwards."""
+    """Run `torch.gru`, step by step on GPUs."""
     if _native(args):
         return _VF.gru(*args)
     out, (h,) = _layers(_gru_step, args[0], (args[1],), *args[2:])
@@ -101,7 +101,7 @@ def gru(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 def rnn(activation: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """`torch.rnn_tanh` or `torch.rnn_relu`, likewise."""
+    """Return `torch.rnn_tanh` or `torch.rnn_relu`, step by step on GPUs."""
     kernel = _VF.rnn_tanh if activation is torch.tanh else _VF.rnn_relu
 
     def step(x: Tensor, state: State, w: Tensor, b: Tensor | None) -> State:

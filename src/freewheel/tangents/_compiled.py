@@ -1,9 +1,8 @@
-"""A dual pass as one compiled function.
+"""Compiling a dual pass into one function.
 
-The pass is traced once with real tensors: what comes out is a graph of plain operations on values and tangents, with
-parameters and buffers in it by reference, and no dual numbers left. Several tangents are batched on it: the values are
-computed once. The graph goes to the compiler of `torch.compile` as it is, so that a call costs no guards, and stages in
-other threads are not disturbed.
+The pass is traced once with real tensors into a graph of plain operations on values and tangents, without dual numbers,
+that references parameters and buffers. Several tangents are batched with `vmap`, so values are computed once. The graph
+goes directly to Inductor, so a call has no guards and does not affect stages in other threads.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 DualFunction = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
 
-_one_at_a_time = threading.Lock()  # tracing and compiling change what is global in torch
+_one_at_a_time = threading.Lock()  # tracing and compiling change global state of torch
 
 
-class Given:
-    """Tangents that are there already, by the number of the parameter."""
+class FixedTangents:
+    """Given tangents, by the index of the parameter."""
 
     def __init__(self, index_of: Callable[[Tensor], int | None], tangents: dict[int, Tensor]) -> None:
         self.index_of, self._tangents = index_of, tangents
 
     def tangent(self, index: int) -> Tensor | None:
-        """The tangent of a parameter, None for one that is not moved."""
+        """Return the tangent of a parameter, None if it has none."""
         return self._tangents.get(index)
 
 
 def compiled(run: DualFunction, values: list[Tensor], tangents: list[Tensor]) -> DualFunction:
-    """A function from values and tangents to values and tangents, compiled for tensors like these.
+    """Compile a function of values and tangents for tensors like these.
 
     Args:
-        run: Takes and gives tensors for one tangent. What it does to buffers in key, the compiled function does too.
-        values: Values like those it will get.
-        tangents: Tangents like those it will get, stacked over the first dimension.
+        run: The function for one tangent. Its in-place changes of buffers are compiled, too.
+        values: Example values.
+        tangents: Example tangents, stacked in the first dimension.
     """
     single = [t[0] for t in tangents]
     with _one_at_a_time, warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Drawing tangents: each belongs to a key, and can be drawn again at any time, in any order, with the same bits."""
+"""Drawing tangents by key: reproducible at any time and in any order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from freewheel.tangents.distributions import Distribution
 class Drawer:
     """Draws the tangent of a key, for tensors of one device.
 
-    Every key starts a stream of its own: on a CPU a Mersenne twister, on a GPU torch's Philox counter.
+    Every key seeds its own stream: a Mersenne twister on CPUs, torch's Philox generator on GPUs.
 
     Example:
         >>> import torch
@@ -29,7 +29,7 @@ class Drawer:
         self._generator = torch.Generator(device="cpu" if distribution.on_cpu else device)
 
     def draw(self, key: tuple[int, ...], like: Tensor) -> Tensor:
-        """Draws a fresh tensor in the shape of `like`."""
+        """Draw a new tensor in the shape of `like`."""
         generator = self._generator.manual_seed(seed_of(*key))
         out = torch.empty(like.shape, dtype=like.dtype, device=generator.device)
         return self._distribution.draw(out, generator).to(self._device)

@@ -1,6 +1,6 @@
-"""One level of dual numbers for the whole process.
+"""The dual level of the process.
 
-torch has one level at a time, and leaving it takes the tangents off every tensor in every thread. So the first stage
+torch has one dual level at a time, and leaving it removes the tangents of every tensor in every thread. The first stage
 that starts a run enters it, and the last one that ends leaves it.
 """
 
@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-LEVEL = 0  # there is never a second one
+LEVEL = 0  # the only one
 
 _lock = threading.Lock()
 _users = 0
 
 
 def enter_level() -> None:
-    """From here on tensors may carry tangents."""
+    """Enter the dual level, or count one more user."""
     global _users
     with _lock:
         if _users == 0:
-            with warnings.catch_warnings():  # torch compiles some formulas here, in a way that it itself deprecates
+            with warnings.catch_warnings():  # this import uses a deprecated way of compiling
                 warnings.simplefilter("ignore", DeprecationWarning)
                 import torch._decomp.decompositions_for_jvp  # noqa: F401
             forward_ad.enter_dual_level()
@@ -32,7 +32,7 @@ def enter_level() -> None:
 
 
 def leave_level() -> None:
-    """This user needs no tangents any more."""
+    """Leave the dual level if this is its last user."""
     global _users
     with _lock:
         _users -= 1
@@ -41,5 +41,5 @@ def leave_level() -> None:
 
 
 def dual(value: Tensor, tangent: Tensor) -> Tensor:
-    """A value with its tangent: torch's `make_dual`, without checks of its arguments that cost more than the rest."""
+    """Return a dual number; `make_dual` without its argument checks, which take most of its time."""
     return torch._VF._make_dual(value, tangent, level=LEVEL)

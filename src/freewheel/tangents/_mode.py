@@ -1,8 +1,8 @@
-"""The dual pass: a module run as it is, on tensors that carry tangents.
+"""The dual pass: an unmodified module, run on tensors that carry tangents.
 
-Inside `DualMode` every torch function is seen before it runs. A parameter among its arguments gets its tangent there
-and then, and loses it when the function returns: however deep the module, about one layer's tangents are held. What
-torch can differentiate forwards it does by itself; some functions have a faster way here, or the only one (`RULES`).
+`DualMode` intercepts every torch function. A parameter among its arguments gets its tangent for the duration of the
+call, so only about one layer's tangents are in memory. torch differentiates most functions; `RULES` has faster versions
+of some, and versions of those that torch cannot differentiate forwards.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from freewheel.tangents._compiled import Given
+from freewheel.stage import tensors_among
+from freewheel.tangents._compiled import FixedTangents
 from freewheel.tangents._directions import TangentSource
 from freewheel.tangents._level import dual
 from freewheel.tangents._rules import RULES
 
-# What only looks at a tensor, or means its value alone, needs no tangent.
+# Functions that only inspect a tensor or use its value need no tangent.
 _LOOKS = {
     *(Tensor.__len__, Tensor.dim, Tensor.ndimension, Tensor.size, Tensor.stride, Tensor.numel, Tensor.nelement),
     *(Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous, Tensor.get_device, Tensor.element_size),
@@ -34,13 +35,14 @@ _VIEWS = {"T", "mT", "H", "mH", "real", "imag"}  # attributes of a tensor that a
 
 
 class DualMode(TorchFunctionMode):
-    """Inside, the parameters of a stage carry tangents wherever they are used.
+    """A mode in which the parameters of a stage carry tangents wherever they are used, except under `torch.no_grad`.
 
-    Where the module itself turns gradients off (`torch.no_grad`), tangents stop too.
+    Args:
+        source: The tangents.
+        before: Functions tried first, on parameters without tangents; see `Perturber`.
     """
 
-    def __init__(self, source: TangentSource | Given, before: dict[Any, Callable[..., Any]]) -> None:
-        """`before` holds functions that are asked first, parameters still without tangents; see `Mover`."""
+    def __init__(self, source: TangentSource | FixedTangents, before: dict[Any, Callable[..., Any]]) -> None:
         super().__init__()
         self._source = source
         self._before = before
@@ -55,48 +57,49 @@ class DualMode(TorchFunctionMode):
             out = self._before[func](*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        change = self._lift if lifting else self._value
-        args = [change(a) for a in args]
-        kwargs = {k: change(v) for k, v in kwargs.items()}
+        change = self._lift if lifting else _primal
+        args = [_map_tensors(change, a) for a in args]
+        kwargs = {k: _map_tensors(change, v) for k, v in kwargs.items()}
         rule = RULES.get(func)
         out = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
         if isinstance(func, (OpOverload, OpOverloadPacket)):
             _check_custom(func, args, out)
         return out
 
-    def _lift(self, value: Any) -> Any:
-        """A parameter with its tangent, if it has one, otherwise its value."""
-        if isinstance(value, Tensor):
-            index = self._source.index_of(value)
-            if index is None:
-                return value
-            tangent = self._source.tangent(index)
-            return value.detach() if tangent is None else dual(value.detach(), tangent)
-        if type(value) in (list, tuple):
-            return type(value)([self._lift(v) for v in value])
-        return value
+    def _lift(self, tensor: Tensor) -> Tensor:
+        """Return a parameter, detached, with its tangent if it has one; any other tensor unchanged."""
+        index = self._source.index_of(tensor)
+        if index is None:
+            return tensor
+        tangent = self._source.tangent(index)
+        return tensor.detach() if tangent is None else dual(tensor.detach(), tangent)
 
-    def _value(self, value: Any) -> Any:
-        """What there is without tangents."""
-        if isinstance(value, Tensor):
-            return unpack_dual(value).primal
-        if type(value) in (list, tuple):
-            return type(value)([self._value(v) for v in value])
-        return value
+
+def _primal(tensor: Tensor) -> Tensor:
+    return unpack_dual(tensor).primal
+
+
+def _map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Apply a function to the tensors of an argument."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) in (list, tuple):
+        return type(value)([_map_tensors(change, v) for v in value])
+    return value
 
 
 def _check_custom(op: OpOverload | OpOverloadPacket, args: Any, out: Any) -> None:
-    """Refuses an operation of the user's own that drops tangents: torch would do so without a word."""
+    """Reject a custom operation that silently drops tangents."""
     if str(op).startswith(("aten.", "prims.")):
         return
-    given, made = ([t for t in tree_leaves(tree) if isinstance(t, Tensor)] for tree in (args, out))
-    moved = any(unpack_dual(t).tangent is not None for t in given)
-    if moved and any(t.is_floating_point() and unpack_dual(t).tangent is None for t in made):
+    dual_input = any(unpack_dual(t).tangent is not None for t in tensors_among(tree_leaves(args)))
+    outputs = [t for t in tensors_among(tree_leaves(out)) if t.is_floating_point()]
+    if dual_input and any(unpack_dual(t).tangent is None for t in outputs):
         raise NotImplementedError(_missing(str(op)))
 
 
 def explained(error: Exception) -> Exception:
-    """One line about an operation that cannot be differentiated forwards; any other error as it is."""
+    """Return a one-line error for an operation without a forward derivative; any other error unchanged."""
     text = str(error)
     if "jvp function for custom autograd.Function" in text:
         calls = [frame.f_locals.get("cls") for frame, _ in traceback.walk_tb(error.__traceback__)]

@@ -1,6 +1,6 @@
-"""Functions that get their tangents here: because it is faster, or because torch's kernel has no forward derivative.
+"""Forward derivatives of single functions, for speed or because torch's kernel has none.
 
-A rule takes the arguments of the function it stands for. Each of its tensors may be dual.
+A rule has the signature of its function. Each of its tensors may be dual.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch.autograd.forward_ad import unpack_dual
 from freewheel.tangents._cells import gru, lstm, rnn
 from freewheel.tangents._level import dual
 
-# Below this many rows, a product of a large matrix is bound by reading it: once for values and tangents together.
+# With few rows, the product with a large matrix is bound by reading it: read it once for values and tangents.
 _FEW_ROWS, _LARGE = 16, 2**17
 
 
-def _parts(tensor: Tensor | None) -> tuple[Any, Tensor | None]:
-    """The value and the tangent of a tensor."""
+def _split(tensor: Tensor | None) -> tuple[Any, Tensor | None]:
+    """Return the value and the tangent of a tensor."""
     return unpack_dual(tensor) if tensor is not None else (None, None)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Y = x·Wᵀ + b; y' = x'·Wᵀ + x·W'ᵀ + b'."""
-    (x, dx), (w, dw), (b, db) = _parts(input), _parts(weight), _parts(bias)
+    """Compute y = x·Wᵀ + b; y' = x'·Wᵀ + x·W'ᵀ + b'."""
+    (x, dx), (w, dw), (b, db) = _split(input), _split(weight), _split(bias)
     if (dx is None and dw is None) or w.dim() != 2 or x.dim() < 2 or torch.is_autocast_enabled(x.device.type):
         return F.linear(input, weight, bias)
     rows = x.reshape(-1, x.shape[-1])
@@ -36,16 +36,16 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if dx is None:
         y, dy = F.linear(rows, w, b), F.linear(rows, dw, db)  # pyright: ignore[reportArgumentType]
     else:
-        moved = dx.reshape(-1, dx.shape[-1])
+        d_rows = dx.reshape(-1, dx.shape[-1])
         if count <= _FEW_ROWS and w.numel() >= _LARGE:
-            both = torch.cat([rows, moved]) @ w.t()
+            both = torch.cat([rows, d_rows]) @ w.t()
             y, dy = both[:count], both[count:]
             if b is not None:
                 y = y.add_(b)
             if db is not None:
                 dy = dy.add_(db)
         else:
-            y, dy = F.linear(rows, w, b), F.linear(moved, w, db)
+            y, dy = F.linear(rows, w, b), F.linear(d_rows, w, db)
         if dw is not None:
             dy = torch.addmm(dy, rows, dw.t())
     shape = (*x.shape[:-1], w.shape[0])
@@ -53,10 +53,10 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Y = x*w + b; y' = x'*w + x*w' + b'. The tangent comes first: while its terms are added, y is not there yet."""
+    """Return the rule y = x*w + b; y' = x'*w + x*w' + b', with y computed last to reduce the peak memory."""
 
     def run(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        (x, dx), (w, dw), (b, db) = _parts(input), _parts(weight), _parts(bias)
+        (x, dx), (w, dw), (b, db) = _split(input), _split(weight), _split(bias)
         if (dx is None and dw is None) or torch.is_autocast_enabled(x.device.type):
             return function(input, weight, bias, *args, **kwargs)
         if dx is None:
@@ -80,11 +80,11 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """With the statistics of the batch: y' = J·x' + W'·x̂ + b'.
+    """Compute y' = J·x' + W'·x̂ + b' with batch statistics.
 
-    J, the derivative by the input, is symmetric, so that the kernel of the backward applies it to a tangent.
+    The Jacobian J with respect to the input is symmetric, so the backward kernel computes J·x'.
     """
-    (x, dx), (w, dw), (b, db) = _parts(input), _parts(weight), _parts(bias)
+    (x, dx), (w, dw), (b, db) = _split(input), _split(weight), _split(bias)
     if not training or (dx is None and dw is None and db is None) or x.shape[0] * x[0, 0].numel() < 2:
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     stats = running_mean, running_var
@@ -114,7 +114,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(q·kᵀ·scale + mask)·v, step by step: the fused kernels have no forward derivative."""
+    """Compute softmax(q·kᵀ·scale + mask)·v step by step: the fused kernels have no forward derivative."""
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
@@ -129,14 +129,14 @@ def attention(
 
 
 def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """The same function on its way that computes the attention weights, which uses no fused kernel."""
+    """Call the function with `need_weights`, which uses no fused kernel."""
     wanted = kwargs.get("need_weights", True)
     out, weights = F.multi_head_attention_forward(*args, **{**kwargs, "need_weights": True})
     return out, weights if wanted else None
 
 
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """v·g/‖v‖, the norm over all dimensions but one."""
+    """Compute v·g/‖v‖, the norm over all dimensions but one."""
     over = [i for i in range(v.dim()) if i != dim % v.dim()] if dim != -1 else None
     return v * (g / torch.linalg.vector_norm(v, dim=over, keepdim=True))
 

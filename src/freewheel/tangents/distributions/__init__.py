@@ -1,6 +1,6 @@
-"""What tangents are drawn from, one file each."""
+"""Distributions of tangents, one file each."""
 
-from freewheel._errors import of_type, unknown
+from freewheel._errors import of_type, one_of
 from freewheel.tangents.distributions._distribution import Distribution
 from freewheel.tangents.distributions.gaussian import Gaussian
 from freewheel.tangents.distributions.rademacher import Rademacher
@@ -10,11 +10,10 @@ DISTRIBUTIONS: dict[str, type[Distribution]] = {"gaussian": Gaussian, "rademache
 
 
 def find_distribution(given: str | Distribution) -> Distribution:
-    """Returns a distribution by its name; a distribution passes through."""
+    """Return a distribution by name; a `Distribution` is returned unchanged."""
     if not isinstance(given, str):
         return of_type("distribution", given, Distribution, "give a name such as 'gaussian', or a fw.Distribution")
-    if given not in DISTRIBUTIONS:
-        raise unknown("distribution", given, DISTRIBUTIONS)
+    one_of("distribution", given, DISTRIBUTIONS)
     return DISTRIBUTIONS[given]()
 
 

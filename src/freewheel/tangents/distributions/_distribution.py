@@ -1,4 +1,4 @@
-"""What a distribution of tangents is."""
+"""The `Distribution` interface."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Distribution(ABC):
-    """Draws a tangent. E[u·uᵀ] = I keeps the forward gradient unbiased.
+    """A distribution of tangents. E[u·uᵀ] = I makes the forward gradient unbiased.
 
     Example:
         >>> import freewheel as fw
@@ -21,11 +21,11 @@ class Distribution(ABC):
         Uniform()
     """
 
-    on_cpu: ClassVar[bool] = False  # whether to draw on the CPU for every device, so that all agree
+    on_cpu: ClassVar[bool] = False  # whether to draw on the CPU for every device, so that all devices agree
 
     @abstractmethod
     def draw(self, out: Tensor, generator: torch.Generator) -> Tensor:
-        """Fills a tensor with random numbers from the generator, and from nothing else, and returns it."""
+        """Fill a tensor with random numbers from this generator only, and return it."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -7,8 +7,8 @@ from freewheel.tangents.distributions._distribution import Distribution
 
 
 class Gaussian(Distribution):
-    """Independent normal numbers, as in the paper."""
+    """Independent normal elements, as in the paper."""
 
     def draw(self, out: Tensor, generator: torch.Generator) -> Tensor:
-        """Normal numbers."""
+        """Draw normal elements."""
         return out.normal_(generator=generator)

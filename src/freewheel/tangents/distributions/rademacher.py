@@ -9,12 +9,12 @@ from freewheel.tangents.distributions._distribution import Distribution
 
 
 class Rademacher(Distribution):
-    """Independent signs: the least variance that independent elements can have."""
+    """Independent signs: the smallest variance of the estimate with independent elements."""
 
     on_cpu: ClassVar[bool] = True
 
     def draw(self, out: Tensor, generator: torch.Generator) -> Tensor:
-        """±1 for each element, 32 of them out of each number drawn."""
+        """Draw ±1 for each element, 32 per random word."""
         count = out.numel()
         words = torch.empty((count + 31) // 32, dtype=torch.int32)
         words.random_(-(2**31), 2**31, generator=generator)

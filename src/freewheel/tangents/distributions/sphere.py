@@ -12,6 +12,6 @@ class Sphere(Distribution):
     """Uniform on the sphere of radius √d, d the size of the tensor."""
 
     def draw(self, out: Tensor, generator: torch.Generator) -> Tensor:
-        """A normal tensor, scaled to the radius."""
+        """Draw a normal tensor and scale it to the radius."""
         out.normal_(generator=generator)
         return out.mul_(math.sqrt(out.numel()) / torch.linalg.vector_norm(out)) if out.numel() else out
