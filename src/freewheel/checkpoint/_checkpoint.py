@@ -24,17 +24,11 @@ _FINISHED = re.compile(r"checkpoint-(\d{6,})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk whose files are intact.
-
-    Args:
-        folder: Its folder.
-        manifest: Its manifest.
-        snapshots: What each stage resumes from, if nothing is in flight; if empty, stages read their files.
-    """
+    """A checkpoint on disk whose files are intact."""
 
     folder: Path
     manifest: Manifest
-    snapshots: tuple[StageSnapshot, ...] = ()
+    snapshots: tuple[StageSnapshot, ...] = ()  # what stages resume from; if empty, they read their files
 
     @classmethod
     def verified(cls, folder: Path) -> Checkpoint:
@@ -68,15 +62,13 @@ class Checkpoint:
         """What the loader draws from in the current epoch."""
         return read_tensors(self.folder, self._files[GENERATORS])
 
-    def load(self, stages: Sequence[Stage], names: Sequence[dict[str, str]], threads: int) -> Checkpoint:
+    def load(self, stages: Sequence[Stage], names: Sequence[dict[str, str]]) -> Checkpoint:
         """Load the state into stages, and return the checkpoint as these stages resume from it.
 
-        Args:
-            stages: The stages; not necessarily those that were saved, if nothing is in flight.
-            names: For each stage, the names of its tensors in the whole network.
-            threads: Intra-op threads of each stage.
+        They need not be the stages that were saved, if nothing is in flight. `names` has the names of their tensors in
+        the whole network.
         """
-        manifest, settings = self.manifest, settings_of(stages[0].options, threads)
+        manifest, settings = self.manifest, settings_of(stages[0].options)
         self._check_torch()
         changed = difference(manifest.settings, settings)
         if changed is not None and not manifest.drained:

@@ -31,9 +31,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 def writer_lock(folder: Path, token: str) -> Iterator[None]:
     """Hold a writer's lock; remove the files of dead writers at entry and its own unfinished ones at exit.
 
-    Args:
-        folder: The folder of checkpoints.
-        token: The id of the writer. The process that completes its checkpoints holds the lock for all its stages.
+    The process that completes a writer's checkpoints holds the lock for all stages.
     """
     remove_stale(folder)
     path = folder / f"{WRITER}{token}"

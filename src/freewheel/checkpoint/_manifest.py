@@ -18,25 +18,15 @@ FORMAT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class FitPosition:
-    """Where a fit stands; one with no epoch left has ended.
+    """Where a fit stands; one with no epoch left has ended."""
 
-    Args:
-        batches: Batches of the fit that every stage has been updated with.
-        epochs: The number of epochs of the fit.
-        epoch: The epoch of the next batch.
-        first: The number of that epoch's first batch.
-        last: A fingerprint of the last batch, if it belongs to that epoch.
-        seconds: Time since the last epoch ended.
-        history: The history so far, as plain data.
-    """
-
-    batches: int
-    epochs: int
-    epoch: int
-    first: int = 0
-    last: str = ""
-    seconds: float = 0.0
-    history: dict[str, Any]
+    batches: int  # that every stage has been updated with
+    epochs: int  # of the whole fit
+    epoch: int  # of the next batch
+    first: int = 0  # the number of that epoch's first batch
+    last: str = ""  # a fingerprint of the last batch, if it belongs to that epoch
+    seconds: float = 0.0  # since the last epoch ended
+    history: dict[str, Any]  # so far, as plain data
 
     @property
     def ended(self) -> bool:
@@ -52,29 +42,17 @@ def _version() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Everything about a checkpoint except its tensors.
+    """Everything about a checkpoint except its tensors."""
 
-    Args:
-        run: The id of the run, shared by all runs that resume it.
-        plan: The plan's heading, for human readers.
-        settings: What must not change for batches in flight to stay valid.
-        batches_before: Batches of earlier fits.
-        epochs_before: Epochs of earlier fits.
-        freewheel: The version of freewheel that wrote it.
-        torch: The version of torch that wrote it.
-        fit: Where the fit stands; None between two fits.
-        files: The files beside the manifest.
-    """
-
-    run: str
-    plan: str
-    settings: dict[str, Any]
-    batches_before: int
+    run: str  # the id of the run, shared by all runs that resume it
+    plan: str  # the plan's heading, for human readers
+    settings: dict[str, Any]  # what must not change for batches in flight to stay valid
+    batches_before: int  # of earlier fits
     epochs_before: int
-    freewheel: str = field(default_factory=_version)
+    freewheel: str = field(default_factory=_version)  # the version that wrote it
     torch: str = torch.__version__
-    fit: FitPosition | None = None
-    files: tuple[File, ...] = ()
+    fit: FitPosition | None = None  # None between two fits
+    files: tuple[File, ...] = ()  # beside the manifest
 
     @property
     def batches(self) -> int:

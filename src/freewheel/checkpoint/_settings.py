@@ -11,7 +11,7 @@ from freewheel.stage import StageOptions
 FREE = ("name", "credit", "queues", "cell", "credit_options")  # of a schedule: they change no result, or are below
 
 
-def settings_of(options: StageOptions, threads: int) -> dict[str, Any]:
+def settings_of(options: StageOptions) -> dict[str, Any]:
     """A run's settings as plain data."""
     schedule, config = options.schedule, options.config
     settings = {
@@ -24,7 +24,7 @@ def settings_of(options: StageOptions, threads: int) -> dict[str, Any]:
         "clip": config.clip,
         "autocast": repr(config.autocast),
         "seed": config.seed,
-        "threads": threads,
+        "threads": config.threads,
     }
     return json.loads(json.dumps(settings))
 

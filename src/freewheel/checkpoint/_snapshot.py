@@ -29,39 +29,22 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StageSnapshot:
-    """One stage in a checkpoint: the content of its file.
-
-    Args:
-        stage: The index of the stage.
-        replica: Its replica.
-        epoch: The epoch of the batch that it forwarded last, earlier fits included.
-        counts: What it has counted since the last epoch ended.
-        pending: What it holds of batches that it has forwarded and not yet learned from; None if it is drained.
-        seen: For each pending batch, the version that its forward saw.
-        sent: The messages in flight that it has sent.
-        names: The names of its tensors in the whole network, by their names in the stage.
-        tensors: Parameters and buffers, by their names in the whole network; likewise what follows.
-        optimizer: The kind, state and groups of the optimizer.
-        scheduler: The kind and state of the scheduler.
-        corrections: The state of the corrections.
-        gradients: Accumulated gradients.
-        head: The state of a head or a predictor.
-    """
+    """One stage in a checkpoint: the content of its file. Tensors have their names in the whole network."""
 
     stage: int
     replica: int = 0
-    epoch: int
+    epoch: int  # of the batch that it forwarded last, earlier fits included
     counts: Counts = field(default_factory=Counts)
-    pending: dict[str, Any] | None = None
-    seen: dict[int, int] = field(default_factory=dict)
-    sent: Sequence[Message] = ()
+    pending: dict[str, Any] | None = None  # of batches that it has forwarded and not learned from; None if drained
+    seen: dict[int, int] = field(default_factory=dict)  # pending batch -> version that its forward saw
+    sent: Sequence[Message] = ()  # messages in flight
     names: Names = field(default_factory=dict)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    optimizer: dict[str, Any] | None = None
-    scheduler: tuple[str, dict[str, Any]] | None = None
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # parameters and buffers
+    optimizer: dict[str, Any] | None = None  # its kind, state and groups
+    scheduler: tuple[str, dict[str, Any]] | None = None  # its kind and state
     corrections: dict[str, Any] = field(default_factory=dict)
-    gradients: dict[str, Tensor] = field(default_factory=dict)
-    head: dict[str, Any] | None = None
+    gradients: dict[str, Tensor] = field(default_factory=dict)  # accumulated ones
+    head: dict[str, Any] | None = None  # of a head or a predictor
 
     @classmethod
     def of(
@@ -145,12 +128,8 @@ def load_state(
 ) -> None:
     """Load the state of a checkpoint into the stages that were saved, or into others of the same network.
 
-    Args:
-        stages: The stages.
-        names: The names of their tensors in the whole network.
-        snapshots: The stages that were saved.
-        corrections: Whether the stages have the corrections of the checkpoint.
-        heads: Whether they have its heads and predictors.
+    `corrections` says whether the stages have the corrections of the checkpoint, `heads` whether its heads and
+    predictors.
     """
     tensors = _union(snapshot.tensors for snapshot in snapshots)
     gradients = _union(snapshot.gradients for snapshot in snapshots)

@@ -32,23 +32,14 @@ RETAINED = 2  # checkpoints of each run
 
 @dataclass(kw_only=True)
 class CheckpointWriter:
-    """Writes the checkpoints of one fit. Stages in other processes have a copy of it.
-
-    Args:
-        folder: The folder of checkpoints.
-        every: Batches from one checkpoint to the next; `epoch` for one at the end of each epoch.
-        names: For each stage, the names of its tensors in the whole network.
-        manifest: What all checkpoints of the fit have in common.
-        completes: Whether this process completes the checkpoints; False if another one does.
-        token: The id of the writer, in the names of its unfinished files.
-    """
+    """Writes the checkpoints of one fit. Stages in other processes have a copy of it."""
 
     folder: Path
-    every: Every
-    names: Sequence[Names]
-    manifest: Manifest
-    completes: bool = True
-    token: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
+    every: Every  # batches from one checkpoint to the next
+    names: Sequence[Names]  # for each stage
+    manifest: Manifest  # what all checkpoints of the fit have in common
+    completes: bool = True  # whether this process completes the checkpoints; False if another one does
+    token: str = field(default_factory=lambda: uuid.uuid4().hex[:16])  # in the names of unfinished files
     _ended: bool = field(default=False, init=False)  # whether the end of the fit is saved
 
     def due(self, batches: int, *, epoch_ends: bool) -> bool:
@@ -69,12 +60,7 @@ class CheckpointWriter:
         """Publish a checkpoint once every stage has written its file.
 
         At the end of the data with messages still in flight, nothing is published: `save` follows once the pipeline is
-        drained.
-
-        Args:
-            files: The files of the stages, all replicas included.
-            position: Where the fit stands.
-            generators: What the loader draws from in the current epoch.
+        drained. `generators` is what the loader draws from in the current epoch.
         """
         if position.ended and any(file.in_flight for file in files):
             return
@@ -87,14 +73,7 @@ class CheckpointWriter:
         position: FitPosition | None = None,
         generators: Any = None,
     ) -> None:
-        """Save drained stages: between two fits, or at the end of one that `complete` has not saved.
-
-        Args:
-            stages: The stages.
-            counts: For each stage, what it has counted since the last epoch ended.
-            position: Where the fit stands; None between two fits.
-            generators: What the loader draws from, if an epoch is left.
-        """
+        """Save drained stages: between two fits (`position` is None), or at the end of one not saved by `complete`."""
         if self._ended:
             return
         batches = 0 if position is None else position.batches

@@ -141,8 +141,7 @@ class Free(Interleaving):
 class OneAtATime(Interleaving):
     """One worker runs while all others are blocked; when it asks for its next step, the next worker is chosen.
 
-    Args:
-        workers: All workers and the caller; no step is made before each of them has asked for its first.
+    No step is made before all workers and the caller have asked for their first.
     """
 
     def __init__(self, workers: Sequence[str], *, recording: bool = False) -> None:

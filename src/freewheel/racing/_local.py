@@ -6,7 +6,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +15,7 @@ import torch
 from freewheel.racing._interleaving import CALLER, Exchange, Interleaving
 from freewheel.racing._pool import Pool, WorkerGroups
 from freewheel.racing._worker import Report, Worker
-from freewheel.runtime import SHUTDOWN_SECONDS, Batch, ClosedError, Run
-from freewheel.stage import Stage
+from freewheel.runtime import PREFETCH, SHUTDOWN_SECONDS, Batch, ClosedError, Run
 
 
 class BatchQueue:
@@ -41,8 +40,8 @@ class BatchQueue:
 class LocalPool(Pool):
     """Workers that are threads of this process. Subclasses add them to `workers`."""
 
-    def __init__(self, groups: WorkerGroups, run: Run, stages: Sequence[Stage], interleaving: Interleaving) -> None:
-        super().__init__(groups, run, stages, interleaving)
+    def __init__(self, groups: WorkerGroups, run: Run, interleaving: Interleaving) -> None:
+        super().__init__(groups, run, interleaving)
         self.workers: list[tuple[Worker, Callable[[], None]]] = []  # and the program that each one's thread runs
         self._dealt = 0
         self._over = False  # whether all batches are dealt
@@ -90,7 +89,7 @@ class LocalPool(Pool):
             return batch
 
         def ready(number: int | None) -> bool:  # a recording may fill queues further: their length is only about memory
-            return number is not None or batch is None or len(self._queue(batch.number).items) < self.run.prefetch
+            return number is not None or batch is None or len(self._queue(batch.number).items) < PREFETCH
 
         self.interleaving.exchange(CALLER, Exchange("deal", ready, do))
 

@@ -7,13 +7,13 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from freewheel.stage import Stage
+from freewheel.stage import Blueprint, Stage
 
 Memory = dict[torch.dtype, Tensor]  # one flat tensor per type; weights and buffers are views of it
 
@@ -185,14 +185,15 @@ def average(copies: Sequence[Iterable[Tensor]]) -> None:
 # ---- optimizer steps ----
 
 
+def stages_on(blueprints: Sequence[Blueprint], modules: Iterable[nn.Module]) -> list[Stage]:
+    """Build stages like the trainer's on other modules, with optimizers and schedules of their own."""
+    return [replace(blueprint, module=module).build() for blueprint, module in zip(blueprints, modules)]
+
+
 class Stepper:
     """One worker's optimizers on aliases of the shared weights. A step uses the step size of the gradient's batch.
 
-    Args:
-        stages: The worker's own stages, on aliases of the shared weights, each with an optimizer and a schedule.
-        sources: The stages whose optimizer and schedule states it starts from.
-        layers: The layers of the network.
-        shared: Whether optimizer state such as momentum is shared with `sources`, or copied.
+    They start from the optimizer and schedule states of `sources`; if `shared`, state such as momentum stays shared.
     """
 
     def __init__(
@@ -241,12 +242,7 @@ class StepSizeSchedule:
 
 
 class LayerLocks:
-    """A lock per layer. Unless `locked`, only a layer's first update takes it, since optimizer state is created there.
-
-    Args:
-        layers: The number of layers.
-        locked: Whether every update takes the layer's lock.
-    """
+    """A lock per layer. Unless `locked`, only a layer's first update takes it: optimizer state is created there."""
 
     def __init__(self, layers: int, *, locked: bool) -> None:
         self._locks = [threading.Lock() for _ in range(layers)]

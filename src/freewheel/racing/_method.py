@@ -5,18 +5,25 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from freewheel._config import RunConfig
+from freewheel._cores import intra_op_threads
 from freewheel._errors import of_type
 from freewheel.methods._method import Method, Pipeline
 from freewheel.methods.backprop import BP
-from freewheel.racing._interleaving import CALLER, Drawn, Free, Interleaving, Replayed, read_recording
-from freewheel.racing._pool import BuildPool, Pool, StageFactory, race
+from freewheel.racing._interleaving import (
+    CALLER,
+    Drawn,
+    Free,
+    Interleaving,
+    Replayed,
+    read_recording,
+    write_recording,
+)
+from freewheel.racing._pool import BuildPool
 from freewheel.runtime import Outcome, Run
-from freewheel.stage import Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +107,16 @@ class Racing(Method):
     def runner(self, runtime: str, blueprints: Sequence[Any]) -> Callable[[Run], Outcome]:
         """Run the workers freely, or one step at a time under `simulate`."""
 
-        def pool(run: Run, stages: Sequence[Stage]) -> Pool:
-            return self.pool(runtime)(run, stages, self._interleaving(runtime, run.seed), StageFactory(blueprints))
+        def race(run: Run) -> Outcome:
+            with run.begun(), intra_op_threads(run.threads):
+                pool = self.pool(runtime)(run, self._interleaving(runtime, run.spec.seed))
+                with pool.running():
+                    outcome = Outcome(pool.lead(), pool.cut())
+                    if self.record is not None:
+                        write_recording(self.record, pool.recorded())
+                    return outcome
 
-        return partial(race, pool=pool, recording=self.record)
+        return race
 
     def _interleaving(self, runtime: str, seed: int) -> Interleaving:
         workers, recording = [*self.worker_names, CALLER], self.record is not None

@@ -16,49 +16,17 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from freewheel._cores import intra_op_threads
 from freewheel._seeds import seed_of
-from freewheel.racing._interleaving import Interleaving, Recorded, write_recording
+from freewheel.racing._interleaving import Interleaving, Recorded
 from freewheel.racing._memory import StepSizeSchedule, average, layers_of
 from freewheel.racing._worker import Report, total
-from freewheel.runtime import Batch, Cut, Outcome, Run, Snapshot
-from freewheel.stage import Stage
+from freewheel.runtime import Batch, Cut, Run, Snapshot
 
 PARTITION_DRAWS = 1  # tells these draws from others of the same seed
-
-
-class StageFactory:
-    """Builds stages like the trainer's, with optimizers and schedules of their own, on other modules."""
-
-    def __init__(self, blueprints: Sequence[Any]) -> None:
-        self._blueprints = blueprints
-
-    def __call__(self, modules: Sequence[nn.Module]) -> list[Stage]:
-        return [replace(blueprint, module=module).build() for blueprint, module in zip(self._blueprints, modules)]
-
-
-def race(run: Run, *, pool: Callable[[Run, Sequence[Stage]], Pool], recording: str | Path | None) -> Outcome:
-    """Run to the end, or to the cut at which `on_cut` asks to stop.
-
-    Args:
-        run: The run.
-        pool: Builds the workers, given the run and its stages.
-        recording: A file to write the steps to.
-    """
-    with run.begun() as stages, intra_op_threads(run.threads):
-        workers = pool(run, stages)
-        with workers.running():
-            stopped_at = workers.lead()
-            rest = workers.cut()
-            if recording is not None:
-                write_recording(recording, workers.recorded())
-            return Outcome(stopped_at, rest)
 
 
 class WorkerGroups(NamedTuple):
@@ -108,20 +76,14 @@ class WorkerGroups(NamedTuple):
 
 
 class Pool(ABC):
-    """The workers of a run, as the caller sees them.
+    """The workers of a run, as the caller sees them. The run has begun: its stages are ready for batches."""
 
-    Args:
-        groups: The groups of workers.
-        run: The run.
-        stages: The trainer's stages, ready for batches.
-        interleaving: Decides when the caller, and workers in this process, may make their steps.
-    """
-
-    def __init__(self, groups: WorkerGroups, run: Run, stages: Sequence[Stage], interleaving: Interleaving) -> None:
-        self.run, self.stages, self.interleaving, self.groups = run, stages, interleaving, groups
-        self.layers = layers_of([stage.module for stage in stages])
+    def __init__(self, groups: WorkerGroups, run: Run, interleaving: Interleaving) -> None:
+        self.run, self.stages, self.interleaving, self.groups = run, run.stages, interleaving, groups
+        self.modules = [stage.module for stage in run.stages]
+        self.layers = layers_of(self.modules)
         groups.check(len(self.layers))
-        self._schedules = [StepSizeSchedule(stage) for stage in stages]
+        self._schedules = [StepSizeSchedule(stage) for stage in run.stages]
         self._done = 0  # batches
 
     @abstractmethod
@@ -186,7 +148,7 @@ class Pool(ABC):
                 busy,
                 gaps,
                 [(loss, size) for _, loss, size in losses] if stage.is_last else [],
-                stage.state() if self.run.states else None,
+                stage.state() if self.run.spec.states else None,
                 updates,
                 layers={name: (c.started, c.finished, c.gaps / max(1, c.finished)) for name, c in own},
             )
@@ -194,4 +156,4 @@ class Pool(ABC):
         return Cut(self._done, tuple(snapshots), time.perf_counter())
 
 
-BuildPool = Callable[[Run, Sequence[Stage], Interleaving, StageFactory], Pool]
+BuildPool = Callable[[Run, Interleaving], Pool]

@@ -26,17 +26,28 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from freewheel._malloc import keep_freed_memory
 from freewheel.racing._interleaving import CALLER, Free, Interleaving, Recorded
-from freewheel.racing._memory import Memory, Stepper, aliased, as_integers, copy_back, in_memory, layers_of, shared_copy
-from freewheel.racing._pool import Pool, StageFactory, WorkerGroups
+from freewheel.racing._memory import (
+    Memory,
+    Stepper,
+    aliased,
+    as_integers,
+    copy_back,
+    in_memory,
+    layers_of,
+    shared_copy,
+    stages_on,
+)
+from freewheel.racing._pool import Pool, WorkerGroups
 from freewheel.racing._worker import BatchPass, Report, UpdateCounts, Worker
 from freewheel.runtime import (
     Batch,
     LostError,
     Run,
+    RunSpec,
     check_guarded,
     decode_error,
     diagnosed,
@@ -47,7 +58,7 @@ from freewheel.runtime import (
     worker_context,
     worker_name,
 )
-from freewheel.stage import Stage
+from freewheel.stage import Blueprint
 
 QUEUED = 2  # batches that a worker has been sent: one in progress, one pending
 HUNG_UP = (EOFError, BrokenPipeError, ConnectionResetError)  # the other end of a connection has gone
@@ -59,25 +70,20 @@ class WorkerSpec:
 
     index: int
     groups: WorkerGroups
-    make: StageFactory
-    modules: Sequence[nn.Module]
+    blueprints: Sequence[Blueprint]
     states: list[dict[str, Any]]  # of the stages at the start
-    seed: int  # of the run
-    threads: int
-    start: tuple[int, int]  # batches and epochs trained in earlier runs
+    run: RunSpec
     recording: bool
 
 
 class ProcessPool(Pool):
     """Workers as processes, as the caller sees them."""
 
-    def __init__(
-        self, groups: WorkerGroups, run: Run, stages: Sequence[Stage], interleaving: Interleaving, make: StageFactory
-    ) -> None:
+    def __init__(self, groups: WorkerGroups, run: Run, interleaving: Interleaving) -> None:
         check_guarded()
-        super().__init__(groups, run, stages, interleaving)
-        self._modules, self._names = [stage.module for stage in stages], groups.names()
-        self._memories = [shared_copy(self._modules) for _ in range(groups.groups)]
+        super().__init__(groups, run, interleaving)
+        self._names = groups.names()
+        self._memories = [shared_copy(self.modules) for _ in range(groups.groups)]
         self._rows = torch.zeros(len(self._names) * len(self.layers), dtype=torch.int64).share_memory_()
         self._sent: list[set[int]] = [set() for _ in self._names]  # batches that a worker has not finished
         self._answers: dict[int, Any] = {}  # to the last request for reports
@@ -86,18 +92,15 @@ class ProcessPool(Pool):
         pipes = [context.Pipe() for _ in self._names]
         self._connections: list[Connection] = [ours for ours, _ in pipes]
         self._theirs: list[Connection] = [theirs for _, theirs in pipes]
-        self._processes = [self._process(context, index, make) for index in range(len(self._names))]
+        self._processes = [self._process(context, index) for index in range(len(self._names))]
 
-    def _process(self, context: Any, index: int, make: StageFactory) -> Any:
+    def _process(self, context: Any, index: int) -> Any:
         spec = WorkerSpec(
             index=index,
             groups=self.groups,
-            make=make,
-            modules=self._modules,
+            blueprints=self.run.blueprints,
             states=[stage.state() for stage in self.stages],
-            seed=self.run.seed,
-            threads=self.run.threads,
-            start=(self.run.batches_before, self.run.epochs_before),
+            run=self.run.spec,
             recording=self.interleaving.recording,
         )
         memory = self._memories[index // self.groups.workers]
@@ -155,7 +158,7 @@ class ProcessPool(Pool):
             self._receive()
         reports, steps, states = zip(*(self._answers[index] for index in range(len(self._names))))
         self._steps += [step for each in (*steps, self.interleaving.recorded()) for step in each]
-        copy_back(self._memories[0], self._modules)
+        copy_back(self._memories[0], self.modules)
         for stage, state in zip(self.stages, states[0]):
             if stage.optimizer is not None:
                 groups = stage.optimizer.state_dict()["param_groups"]
@@ -218,8 +221,8 @@ def _serve(packed: bytes, connection: Connection, memory: Memory, rows: Tensor) 
     """Handle messages until the connection ends; return the exit code."""
     spec: WorkerSpec = pickle.loads(packed)
     keep_freed_memory()
-    torch.set_num_threads(spec.threads)
-    with seeded(spec.seed):
+    torch.set_num_threads(spec.blueprints[0].options.config.threads or 1)
+    with seeded(spec.run.seed):
         worker = _ProcessWorker(spec, connection, memory, as_integers(rows))
         handlers = {"train": worker.train, "report": worker.report}
         messages = _listen(connection)
@@ -241,17 +244,17 @@ class _ProcessWorker:
 
     def __init__(self, spec: WorkerSpec, connection: Connection, memory: Memory, rows: MutableSequence[int]) -> None:
         self._spec, self._connection, self._interleaving = spec, connection, Free(recording=spec.recording)
-        trainers = spec.make(spec.modules)  # like the trainer's stages, in the state they start from
+        trainers = [blueprint.build() for blueprint in spec.blueprints]
         for stage, state in zip(trainers, spec.states):
             stage.load(state)
-        modules = in_memory(memory, spec.modules)
-        stages, self._layers = spec.make(modules), layers_of(modules)
+        modules = in_memory(memory, [stage.module for stage in trainers])
+        stages, self._layers = stages_on(spec.blueprints, modules), layers_of(modules)
         self._seed = stages[0].config.seed
         updates = UpdateCounts(rows, len(self._layers), spec.groups.members(spec.index // spec.groups.workers))
         name = spec.groups.names()[spec.index]
-        self._stepper = Stepper(spec.make(aliased(modules)), trainers, self._layers, shared=False)
+        self._stepper = Stepper(stages_on(spec.blueprints, aliased(modules)), trainers, self._layers, shared=False)
         self.worker = Worker(name, spec.index, self._layers, self._interleaving, updates, self._stepper)
-        self._batch_pass = BatchPass(stages, self._layers, spec.start)
+        self._batch_pass = BatchPass(stages, self._layers, spec.run.before)
 
     def train(self, batch: Batch | None) -> None:
         """Take a batch forward and back."""
@@ -259,7 +262,7 @@ class _ProcessWorker:
         if batch is None:
             return
         self.worker.forward(self._batch_pass, batch)
-        number = self._spec.start[0] + batch.number
+        number = self._spec.run.before.batches + batch.number
         partition = self._spec.groups.partition(number, len(self._layers), self._seed)
         self.worker.backward(self._batch_pass, layerwise=False, partition=partition)
         self._interleaving.step(self.worker.name, f"done {batch.number}")

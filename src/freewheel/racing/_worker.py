@@ -17,17 +17,15 @@ from freewheel.credit import ChainStage
 from freewheel.plan import Action, Op
 from freewheel.racing._interleaving import Interleaving, ReplayError
 from freewheel.racing._memory import Layer, LayerLocks, Stepper, aliased
-from freewheel.runtime import NOT_FINITE, Batch, ClosedError, StageError
+from freewheel.runtime import NOT_FINITE, Batch, Before, ClosedError, StageError
 from freewheel.stage import Stage
 
 
 class UpdateCounts:
     """The number of updates of each layer. Each worker writes only its own row, so no count is lost without a lock.
 
-    Args:
-        rows: A row per worker with a number per layer, flattened, in memory that all workers see.
-        layers: The number of layers.
-        workers: The workers that share the weights.
+    `rows` has a row per worker with a number per layer, flattened, in memory that all workers see; `workers` are those
+    that share the weights.
     """
 
     def __init__(self, rows: MutableSequence[int], layers: int, workers: range) -> None:
@@ -72,17 +70,12 @@ class BatchPass:
     """A network that takes one batch at a time forward and back; reusable after each backward.
 
     Its parameters are leaves of their own, so gradients of different batches never mix. They alias the shared weights,
-    so a backward reads the weights as they are at that moment.
-
-    Args:
-        stages: The stages whose weights it shares.
-        layers: Their layers.
-        start: Batches and epochs trained in earlier runs.
+    so a backward reads the weights of `stages` as they are at that moment.
     """
 
-    def __init__(self, stages: Sequence[Stage], layers: Sequence[Layer], start: tuple[int, int]) -> None:
+    def __init__(self, stages: Sequence[Stage], layers: Sequence[Layer], before: Before) -> None:
         modules = aliased([stage.module for stage in stages])
-        self._stages = [_forward_stage(stage, module, start) for stage, module in zip(stages, modules)]
+        self._stages = [_forward_stage(stage, module, before) for stage, module in zip(stages, modules)]
         self._layers = layers
         self._weights = [layer.weights(modules) for layer in layers]
         self._missing = [0] * len(layers)  # gradients that a layer still lacks
@@ -155,26 +148,16 @@ class BatchPass:
             self.on_gradient(layer)
 
 
-def _forward_stage(stage: Stage, module: nn.Module, start: tuple[int, int]) -> ChainStage:
+def _forward_stage(stage: Stage, module: nn.Module, before: Before) -> ChainStage:
     """A stage on another module, without an optimizer, for forwards only."""
     options = replace(stage.options, corrections=())
     made = ChainStage(replace(stage.blueprint, module=module, options=options, optimizer=None, scheduler=None))
-    made.begin(*start)
+    made.begin(*before)
     return made
 
 
 class Worker:
-    """A worker on shared weights.
-
-    Args:
-        name: Its name in recordings and errors.
-        index: Its row in `updates`.
-        layers: The layers of the network.
-        interleaving: Decides when it may make each step.
-        updates: The update counts of the weights it works on.
-        stepper: Its optimizers; None if it never updates.
-        locks: The locks of the layers; None if updates need none.
-    """
+    """A worker on shared weights; `index` is its row in `updates`. One without a stepper never updates."""
 
     def __init__(
         self,

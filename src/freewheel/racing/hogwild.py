@@ -32,13 +32,12 @@ from torch import Tensor
 from freewheel._errors import one_of, whole_number
 from freewheel.racing._interleaving import Interleaving
 from freewheel.racing._local import BatchQueue, LocalPool
-from freewheel.racing._memory import Stepper, aliased, all_tensors
+from freewheel.racing._memory import Stepper, aliased, all_tensors, stages_on
 from freewheel.racing._method import Racing
-from freewheel.racing._pool import BuildPool, StageFactory, WorkerGroups
+from freewheel.racing._pool import BuildPool, WorkerGroups
 from freewheel.racing._processes import ProcessPool
 from freewheel.racing._worker import BatchPass, UpdateCounts, Worker
 from freewheel.runtime import Run
-from freewheel.stage import Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,24 +159,22 @@ class LPPSGD(WholeBatch):
 class GroupPool(LocalPool):
     """Groups of threads; each group shares a copy of the weights and a queue of batches."""
 
-    def __init__(
-        self, groups: WorkerGroups, run: Run, stages: Sequence[Stage], interleaving: Interleaving, make: StageFactory
-    ) -> None:
-        super().__init__(groups, run, stages, interleaving)
+    def __init__(self, groups: WorkerGroups, run: Run, interleaving: Interleaving) -> None:
+        super().__init__(groups, run, interleaving)
         layers, names = self.layers, groups.names()
-        others = [make([deepcopy(stage.module) for stage in stages]) for _ in range(groups.groups - 1)]
-        self._copies = [stages, *others]
+        others = [stages_on(run.blueprints, map(deepcopy, self.modules)) for _ in range(groups.groups - 1)]
+        self._copies = [run.stages, *others]
         self._queues = [BatchQueue() for _ in range(groups.groups)]
         rows = [0] * (len(names) * len(layers))
         for index, name in enumerate(names):
             group = index // groups.workers
             copy, queue = self._copies[group], self._queues[group]
             # The first worker's optimizer state is the trainer's; every other worker has a copy of its own.
-            own = make(aliased([stage.module for stage in copy]))
-            stepper = Stepper(own, stages, layers, shared=index == 0)
+            own = stages_on(run.blueprints, aliased([stage.module for stage in copy]))
+            stepper = Stepper(own, run.stages, layers, shared=index == 0)
             updates = UpdateCounts(rows, len(layers), groups.members(group))
             worker = Worker(name, index, layers, interleaving, updates, stepper)
-            batch_pass = BatchPass(copy, layers, (run.batches_before, run.epochs_before))
+            batch_pass = BatchPass(copy, layers, run.spec.before)
             self.workers.append((worker, partial(self._work, worker, batch_pass, queue)))
 
     def copies(self) -> Sequence[Iterable[Tensor]]:
@@ -191,9 +188,9 @@ class GroupPool(LocalPool):
         def over() -> bool:
             return self._over and not queue.items
 
-        seed = self.stages[0].config.seed
+        first, seed = self.run.spec.before.batches, self.run.config.seed
         while (batch := self.take(worker, queue, over)) is not None:
             worker.forward(batch_pass, batch)
-            partition = self.groups.partition(self.run.batches_before + batch.number, len(self.layers), seed)
+            partition = self.groups.partition(first + batch.number, len(self.layers), seed)
             worker.backward(batch_pass, layerwise=False, partition=partition)
             self.done(worker, batch)

@@ -27,12 +27,11 @@ from torch import Tensor
 from freewheel._errors import of_type, whole_number
 from freewheel.racing._interleaving import Interleaving
 from freewheel.racing._local import BatchQueue, LocalPool
-from freewheel.racing._memory import LayerLocks, Stepper, aliased
+from freewheel.racing._memory import LayerLocks, Stepper, aliased, stages_on
 from freewheel.racing._method import Racing
-from freewheel.racing._pool import BuildPool, StageFactory, WorkerGroups
+from freewheel.racing._pool import BuildPool, WorkerGroups
 from freewheel.racing._worker import BatchPass, UpdateCounts, Worker
 from freewheel.runtime import Run
-from freewheel.stage import Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,21 +105,19 @@ class DecoupledPool(LocalPool):
                   └─── at most backward_workers + queue ───┘
     """
 
-    def __init__(
-        self, method: Decoupled, run: Run, stages: Sequence[Stage], interleaving: Interleaving, make: StageFactory
-    ) -> None:
-        super().__init__(WorkerGroups(), run, stages, interleaving)
+    def __init__(self, method: Decoupled, run: Run, interleaving: Interleaving) -> None:
+        super().__init__(WorkerGroups(), run, interleaving)
         self._layerwise, self._limit = method.layerwise, method.backward_workers + method.queue
         self._batches, self._losses = BatchQueue(), BatchQueue()
-        start, layers = (run.batches_before, run.epochs_before), self.layers
-        self._passes = deque(BatchPass(stages, layers, start) for _ in range(self._limit))
+        layers = self.layers
+        self._passes = deque(BatchPass(run.stages, layers, run.spec.before) for _ in range(self._limit))
         names = method.worker_names
         updates = UpdateCounts([0] * (len(names) * len(layers)), len(layers), range(len(names)))
         locks = LayerLocks(len(layers), locked=method.locked)
         for index, name in enumerate(names):
             backward = index >= method.forward_workers
-            modules = aliased([stage.module for stage in stages]) if backward else []
-            stepper = Stepper(make(modules), stages, layers, shared=True) if backward else None
+            own = stages_on(run.blueprints, aliased(self.modules)) if backward else ()
+            stepper = Stepper(own, run.stages, layers, shared=True) if backward else None
             worker = Worker(name, index, layers, interleaving, updates, stepper, locks)
             self.workers.append((worker, partial(self._backward if backward else self._forward, worker)))
 

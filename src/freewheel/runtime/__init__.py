@@ -22,9 +22,11 @@ from freewheel.runtime._ranks import (
 from freewheel.runtime._run import Cut as Cut, Local as Local, Outcome as Outcome, Run as Run
 from freewheel.runtime._runtime import Runtime as Runtime
 from freewheel.runtime._simulate import Simulate
+from freewheel.runtime._spec import Before as Before, RunSpec as RunSpec
 from freewheel.runtime._straggler import is_slow as is_slow
 from freewheel.runtime._threads import Threads
 from freewheel.runtime._torchrun import Torchrun
+from freewheel.runtime._wiring import PREFETCH as PREFETCH
 from freewheel.runtime._workers import (
     check_guarded as check_guarded,
     diagnosed as diagnosed,

@@ -27,13 +27,7 @@ DONE = b"done"  # the heartbeat of a process that has finished
 
 
 class Faults:
-    """One process's access to the first error of a run.
-
-    Args:
-        store: The store of the run; a connection of its own.
-        rank: This process.
-        titles: The name of each process in errors, by rank.
-    """
+    """One process's access to the first error of a run, over a connection of its own to the run's store."""
 
     def __init__(self, store: Any, rank: int, titles: Mapping[int, str]) -> None:
         self._store, self._rank, self._titles = store, rank, titles

@@ -63,14 +63,9 @@ LOOK_BACK = 4096  # more batches than are ever in flight
 class Feed:
     """Numbers the batches of `epochs` passes over a loader, and announces them to every stage.
 
-    A batch is announced once the one after it has been read, so that it is known whether its epoch ends there.
-
-    Args:
-        loader: The batches.
-        epochs: The number of passes.
-        on_batch: Called for each batch that is pulled.
-        start: Where to begin; its epoch is iterated from the beginning, and earlier batches are dropped.
-        remember: Called at the beginning of each epoch; `place` returns its result.
+    A batch is announced once the one after it has been read, so that it is known whether its epoch ends there. The
+    epoch of `start` is iterated from the beginning, and earlier batches are dropped. `on_batch` is called for each
+    batch that is pulled, `remember` at the beginning of each epoch; `place` returns its result.
     """
 
     def __init__(

@@ -42,23 +42,22 @@ def seeded(seed: int) -> Iterator[None]:
 
 def remember(loader: Any) -> dict[str, Any]:
     """The state of every generator that the next pass over a loader draws from, as plain data."""
-    stateful = _stateful(loader)
     return {
         **_generators(),
         "own": [generator.get_state() for generator in _own(loader)],
-        "loader": None if stateful is None else stateful.state_dict(),
+        "loader": loader.state_dict() if isinstance(loader, Stateful) else None,
     }
 
 
 def recall(loader: Any, remembered: dict[str, Any]) -> None:
     """Restore what `remember` returned, so that the next pass over a loader draws the same."""
-    own, stateful = _own(loader), _stateful(loader)
-    if len(own) != len(remembered["own"]) or (stateful is None) != (remembered["loader"] is None):
+    own, stateful = _own(loader), isinstance(loader, Stateful)
+    if len(own) != len(remembered["own"]) or stateful != (remembered["loader"] is not None):
         raise ValueError("loader is of another kind than the one that the run began with: give the same kind")
     for generator, state in zip(own, remembered["own"]):
         generator.set_state(state)
-    if stateful is not None:
-        stateful.load_state_dict(remembered["loader"])
+    if stateful:
+        loader.load_state_dict(remembered["loader"])
     _set_generators(remembered)
 
 
@@ -75,10 +74,6 @@ def _set_generators(states: dict[str, Any]) -> None:
     numpy = sys.modules.get("numpy")
     if numpy and states["numpy"] is not None:
         numpy.random.set_state(states["numpy"])
-
-
-def _stateful(loader: Any) -> Stateful | None:
-    return loader if isinstance(loader, Stateful) else None
 
 
 def _own(loader: Any) -> list[torch.Generator]:

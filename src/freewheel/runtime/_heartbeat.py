@@ -18,15 +18,10 @@ from freewheel.runtime._world import START_SECONDS
 
 
 class Heartbeat:
-    """A thread that sends this process's heartbeat and watches for those of the others.
+    """Threads that send this process's heartbeat and watch for those of the others.
 
-    Args:
-        store: The store of the run; connections of its own are made.
-        rank: This process.
-        titles: The name of each process in errors, by rank.
-        timeout: Seconds within which a lost process is noticed.
-        server: The name in errors of the process that serves the store.
-        on_fault: Called once, with the error that ends the run.
+    `titles` names each process in errors, `server` the one that serves the store. `on_fault` is called once, with the
+    error that ends the run.
     """
 
     def __init__(

@@ -17,14 +17,15 @@ from torch import Tensor
 
 from freewheel.checkpoint import Checkpoint, CheckpointWriter, Counts, File, StageSnapshot
 from freewheel.plan import ACTIVATION, TURN, Action, Op, Unit, in_flight, rest, stream
-from freewheel.runtime._channels import Channel, ClosedError, Receiver
+from freewheel.runtime._channels import ClosedError
 from freewheel.runtime._errors import StageError
 from freewheel.runtime._feed import Announced
 from freewheel.runtime._layout import compact
 from freewheel.runtime._losses import Losses
 from freewheel.runtime._micro_batches import split_samples, split_time
-from freewheel.runtime._replicas import Peers
+from freewheel.runtime._spec import RunSpec
 from freewheel.runtime._straggler import Straggler
+from freewheel.runtime._wiring import input_name, links_of, target_name
 from freewheel.stage import Stage, Verbs, load_buffers
 
 NOT_FINITE = "lower the learning rate, clip gradients (clip=1.0), or look for broken values in the data"
@@ -57,33 +58,25 @@ class Interpreter:
     Args:
         stage: The stage.
         feed: Announces the batches.
-        inputs: Where the first stage finds its batches.
-        targets: Where a stage that gets them finds its targets.
-        links: The channels to the neighbours and to the other replicas, by the op that uses them.
+        ends: The stage's ends of wires, by name; others are ignored.
+        spec: The options of the run.
         on_snapshot: Called with this stage's snapshot at every cut.
-        states: Whether snapshots hold a copy of the stage's state.
-        writer: Writes the stage's file of checkpoints.
-        checkpoint: The checkpoint to resume from.
     """
 
     def __init__(
         self,
         stage: Stage,
         feed: Announced,
-        *,
-        inputs: Receiver | None,
-        targets: Receiver | None,
-        links: Mapping[Op, Any],
+        ends: Mapping[str, Any],
+        spec: RunSpec,
         on_snapshot: Callable[[Snapshot], None],
-        states: bool,
-        writer: CheckpointWriter | None = None,
-        checkpoint: Checkpoint | None = None,
     ) -> None:
-        self.stage = stage
-        self._writer, self._checkpoint = writer, checkpoint
-        stage.retains = writer is not None
-        self._feed, self._inputs, self._targets, self._links = feed, inputs, targets, links
-        self._on_snapshot, self._states = on_snapshot, states
+        self.stage, self._feed, self._spec, self._on_snapshot = stage, feed, spec, on_snapshot
+        self._writer = spec.writer
+        stage.retains = spec.writer is not None
+        self._inputs = ends[input_name(stage.replica)] if stage.index == 0 else None
+        self._targets = ends.get(target_name(stage.replica, stage.index))
+        self._links = links_of(stage, ends)
         self._schedule = stage.schedule
         self._straggler = Straggler.of(stage)
         self._received: dict[Unit, Any] = {}  # activations, and at the first stage the batches
@@ -91,7 +84,7 @@ class Interpreter:
         self._weight = 1.0  # of the batch that is being forwarded: the share of it that these samples are
         self._activation: Any = None  # to send
         self._resend: deque[Any] = deque()  # messages that were in flight at the checkpoint
-        flying = in_flight(self._schedule, stage.index, 1 + self._schedule.credit.lag) if writer else ()
+        flying = in_flight(self._schedule, stage.index, 1 + self._schedule.credit.lag) if spec.writer else ()
         most = Counter(action.op for action in flying)
         # Messages that may be in flight, for checkpoints.
         self._in_flight: dict[Op, deque[tuple[Unit, Any]]] = {op: deque(maxlen=count) for op, count in most.items()}
@@ -109,8 +102,8 @@ class Interpreter:
 
     def actions(self) -> Iterator[Action]:
         """The stage's stream, for as many batches as the feed announces."""
-        if self._checkpoint is not None:
-            return self._resume(self._checkpoint)
+        if self._spec.checkpoint is not None:
+            return self._resume(self._spec.checkpoint)
         return stream(self._schedule, self.stage.index, self._feed.numbers())
 
     def _resume(self, checkpoint: Checkpoint) -> Iterator[Action]:
@@ -134,7 +127,7 @@ class Interpreter:
     def ready(self, action: Action) -> bool:
         """Whether `execute` would not wait."""
         channel = self._links.get(action.op)
-        if not isinstance(channel, Channel | Peers):
+        if channel is None:
             return True
         return channel.has_item if action.op.is_receive else channel.has_room
 
@@ -232,7 +225,7 @@ class Interpreter:
         Losses of batch `until` and later ones are retained for later cuts.
         """
         stage = self.stage
-        copy = stage.state() if (self._states or state) and stage.replica == 0 else None
+        copy = stage.state() if (self._spec.states or state) and stage.replica == 0 else None
         counts = self._busy, self._gaps, self._losses.take(until)
         taken = Snapshot(stage.index, batches, *counts, copy, self._updates, replica=stage.replica)
         self._busy, self._gaps, self._updates = 0.0, 0, 0

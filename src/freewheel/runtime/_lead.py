@@ -10,20 +10,16 @@ from freewheel._cores import intra_op_threads
 from freewheel.runtime._channels import SHUTDOWN_SECONDS, ClosedError, Receiver, Sender
 from freewheel.runtime._errors import LostError
 from freewheel.runtime._interpreter import Interpreter, Snapshot
+from freewheel.runtime._remote import announcement, decode_snapshot
 from freewheel.runtime._run import Outcome, Run, cut_of
 from freewheel.runtime._threads import Event, Events, supervise
-from freewheel.runtime._wiring import SNAPSHOT, announcement, close_all, decode_snapshot, release_all
+from freewheel.runtime._wiring import ANNOUNCE, SNAPSHOT, close_all, release_all
 
 
 class Lead:
-    """Feeds the stages of other processes and collects their snapshots.
+    """Feeds all stages and collects the snapshots of those in other processes.
 
-    Args:
-        run: The run.
-        senders: This process's ends of wires, by name.
-        receivers: Likewise.
-        on_lost: Called when a wire is found closed; ends the run by default.
-        own: The channels to a stage in this process, by name.
+    `on_lost` is called when a wire is found closed; it ends the run by default.
     """
 
     def __init__(
@@ -31,14 +27,11 @@ class Lead:
         run: Run,
         senders: Mapping[str, Sender],
         receivers: Mapping[str, Receiver],
-        *,
         on_lost: Callable[[LostError], None] | None = None,
-        own: Mapping[str, Sender] | None = None,
     ) -> None:
         self._run, self._senders, self._receivers = run, senders, receivers
         self._on_lost = on_lost or self.end
-        self._every = {**senders, **(own or {})}
-        self._announce = [sender for name, sender in senders.items() if name.startswith("announce")]
+        self._announce = [sender for name, sender in senders.items() if name.startswith(ANNOUNCE)]
         self.events: Events = queue.SimpleQueue()
         self._last: list[Snapshot] = []
         self._listeners: list[threading.Thread] = []
@@ -51,7 +44,7 @@ class Lead:
             self._announce_to_all(-1, False)
             return False
         self._announce_to_all(batch.number, batch.cut)
-        self._run.distribute(batch, self._every)
+        self._run.distribute(batch, self._senders)
         return True
 
     def supervise(self, own: Interpreter | None = None) -> Outcome:

@@ -6,7 +6,7 @@
     process 0      F0      F1      B0 F2   …                     (workers end)
     process 1              F0 B0   F1 B1   …
 
-Workers are started for each run, build their stage from a `WorkerSpec`, and join through a store on the loopback
+Workers are started for each run, build their stage from a blueprint, and join through a store on the loopback
 interface, which the caller serves. Whatever goes wrong, all workers have ended before the error is raised, and nothing
 of them is left: shared memory has no name, and sockets have no files.
 """
@@ -17,7 +17,6 @@ import os
 import pickle
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,17 +24,17 @@ import torch
 
 from freewheel._config import RunConfig
 from freewheel._malloc import keep_freed_memory
-from freewheel.checkpoint import Checkpoint, CheckpointWriter
 from freewheel.runtime._channels import ClosedError
 from freewheel.runtime._errors import LostError
 from freewheel.runtime._generators import seeded
 from freewheel.runtime._heartbeat import Heartbeat
-from freewheel.runtime._interpreter import Interpreter
 from freewheel.runtime._lead import Lead, load_states
+from freewheel.runtime._remote import encode_snapshot, remote_interpreter
 from freewheel.runtime._replicas import titles
-from freewheel.runtime._run import Outcome, Run, input_name, target_name
+from freewheel.runtime._run import Outcome, Run
 from freewheel.runtime._runtime import Runtime
-from freewheel.runtime._wiring import RESULT, SNAPSHOT, RemoteFeed, close_all, encode_snapshot, links_of, wires_of
+from freewheel.runtime._spec import RunSpec
+from freewheel.runtime._wiring import RESULT, SNAPSHOT, close_all, wires_of
 from freewheel.runtime._workers import (
     LOST,
     check_alive,
@@ -50,40 +49,6 @@ from freewheel.runtime._world import World, fresh_store, joined_store
 from freewheel.stage import Blueprint
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerSpec:
-    """What a worker process is started with."""
-
-    blueprint: Blueprint
-    state: dict[str, Any]
-    seed: int
-    states: bool
-    batches_before: int
-    epochs_before: int
-    writer: CheckpointWriter | None
-    checkpoint: Checkpoint | None
-    at_cut: bool  # whether an epoch begins with the first batch
-    prefetch: int
-    depth: int
-
-    @classmethod
-    def of(cls, run: Run, rank: int) -> WorkerSpec:
-        """The description of one worker of a run."""
-        return cls(
-            blueprint=run.blueprints[rank],
-            state=run.stages[rank % run.schedule.stages].state(),
-            seed=run.seed,
-            states=run.states,
-            batches_before=run.batches_before,
-            epochs_before=run.epochs_before,
-            writer=run.writer,
-            checkpoint=run.checkpoint,
-            at_cut=run.feed.is_cut(run.feed.announced - 1),
-            prefetch=run.prefetch,
-            depth=run.depth,
-        )
-
-
 class Processes(Runtime):
     """One process per stage on this machine."""
 
@@ -96,14 +61,15 @@ class Processes(Runtime):
         """Run to the end, or to the cut at which `on_cut` asks to stop; load the final states of the stages."""
         check_guarded()
         timeout, caller = run.config.timeout, run.size
-        specs = [pickle.dumps(WorkerSpec.of(run, rank)) for rank in range(run.size)]
+        states = [stage.state() for stage in run.stages] * run.schedule.replicas
+        packed = [pickle.dumps((*each, run.spec)) for each in zip(run.blueprints, states)]
         store, port = fresh_store(timeout)
         store.set("token", secrets.token_hex(8))
         roles = [*titles(run.schedule), "the caller"]
         context = worker_context()
         workers = [
-            context.Process(target=_work, args=(spec, rank, roles, port), name=worker_name(rank), daemon=True)
-            for rank, spec in enumerate(specs)
+            context.Process(target=_work, args=(each, rank, roles, port), name=worker_name(rank), daemon=True)
+            for rank, each in enumerate(packed)
         ]
         lead: Lead | None = None
         heartbeat: Heartbeat | None = None
@@ -112,7 +78,7 @@ class Processes(Runtime):
                 worker.start()
             alive = partial(check_alive, workers)
             world = World(store, caller, roles, transport=run.config.transport, timeout=timeout, check_alive=alive)
-            senders, receivers = world.join(wires_of(run.schedule, caller, prefetch=run.prefetch, depth=run.depth))
+            senders, receivers = world.join(wires_of(run.schedule, caller))
             lead = Lead(run, senders, receivers)
             heartbeat = Heartbeat(store, caller, world.titles, timeout, server=world.titles[caller], on_fault=lead.end)
             heartbeat.start()
@@ -130,42 +96,32 @@ class Processes(Runtime):
             end_workers(workers)
 
 
-def _work(packed_spec: bytes, rank: int, roles: Sequence[str], port: int) -> None:
+def _work(packed: bytes, rank: int, roles: Sequence[str], port: int) -> None:
     """The main function of a worker."""
-    run_worker(lambda: _train(pickle.loads(packed_spec), rank, roles, port))
+    run_worker(lambda: _train(rank, roles, port, *pickle.loads(packed)))
 
 
-def _train(spec: WorkerSpec, rank: int, roles: Sequence[str], port: int) -> int:
+def _train(
+    rank: int, roles: Sequence[str], port: int, blueprint: Blueprint, state: dict[str, Any], spec: RunSpec
+) -> int:
     """Run the stage to its end; return the exit code. An error is in the store before the wires are closed."""
     keep_freed_memory()
-    config = spec.blueprint.options.config
+    config = blueprint.options.config
     torch.set_num_threads(config.threads or 1)
-    stage = spec.blueprint.build()
-    stage.load(spec.state)
+    stage = blueprint.build()
+    stage.load(state)
     caller = len(roles) - 1
     store = joined_store(port, config.timeout)
     world = World(store, rank, roles, transport=config.transport, timeout=config.timeout, device=stage.device)
-    wires = wires_of(stage.schedule, caller, prefetch=spec.prefetch, depth=spec.depth)
-    senders, receivers = world.join(wires)
+    senders, receivers = world.join(wires_of(stage.schedule, caller))
     heartbeat = Heartbeat(
         store, rank, world.titles, config.timeout, server=world.titles[caller], on_fault=lambda error: os._exit(LOST)
     )
     heartbeat.start()
-    start = spec.checkpoint.manifest.batches if spec.checkpoint else 0
     try:
-        interpreter = Interpreter(
-            stage,
-            RemoteFeed(receivers[f"announce {rank}"], start, at_cut=spec.at_cut),
-            inputs=receivers.get(input_name(stage.replica)),
-            targets=receivers.get(target_name(stage.replica, stage.index)),
-            links=links_of(stage, {**senders, **receivers}),
-            on_snapshot=lambda snapshot: senders[f"{SNAPSHOT} {rank}"].put(encode_snapshot(snapshot)),
-            states=spec.states,
-            writer=spec.writer,
-            checkpoint=spec.checkpoint,
-        )
+        interpreter = remote_interpreter(stage, rank, spec, senders, receivers)
         heartbeat.doing = lambda: interpreter.doing
-        stage.begin(spec.batches_before, spec.epochs_before)
+        stage.begin(*spec.before)
         with seeded(spec.seed):
             interpreter.run()
         stage.end()

@@ -105,8 +105,8 @@ def declare(store: Any, rank: int, run: Run) -> None:
     """Publish what this process is about to train; see `check_same`."""
     options = run.stages[0].options
     tensors = [{name: tuple(t.shape) for name, t in s.module.state_dict().items()} for s in run.stages]
-    begin = {"batches": run.batches_before + run.feed.announced}
-    store.set(f"trains/{rank}", json.dumps({**settings_of(options, run.threads), **begin, CUT: tensors}))
+    begin = {"batches": run.spec.before.batches + run.feed.announced}
+    store.set(f"trains/{rank}", json.dumps({**settings_of(options), **begin, CUT: tensors}))
 
 
 def check_same(store: Any, size: int) -> None:

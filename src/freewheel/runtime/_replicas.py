@@ -8,56 +8,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from freewheel.plan import SHARE, Op, Schedule
+from freewheel.plan import Schedule
 from freewheel.runtime._feed import Batch
 from freewheel.runtime._micro_batches import split_samples
 from freewheel.runtime._tensors import map_tensors
-from freewheel.stage import Stage
 
 
 class Peers:
     """The channels between one replica of a stage and the others, for the all-reduce; both ends in one.
 
-    `has_room` and `has_item` are for channels within a process.
-
-    Args:
-        replica: The stage's own replica.
-        senders: To each other replica, by number.
-        receivers: From each.
+    `has_room` and `has_item` are for channels within a process. Senders and receivers are in replica order.
     """
 
-    def __init__(self, replica: int, senders: Mapping[int, Any], receivers: Mapping[int, Any]) -> None:
+    def __init__(self, replica: int, senders: Sequence[Any], receivers: Sequence[Any]) -> None:
         self._replica, self._senders, self._receivers = replica, senders, receivers
         self._own: Any = None
 
     @property
     def has_room(self) -> bool:
         """Whether `put` would not wait."""
-        return all(sender.has_room for sender in self._senders.values())
+        return all(sender.has_room for sender in self._senders)
 
     @property
     def has_item(self) -> bool:
         """Whether `get` would not wait."""
-        return all(receiver.has_item for receiver in self._receivers.values())
+        return all(receiver.has_item for receiver in self._receivers)
 
     def put(self, term: Any) -> None:
         """Send this replica's term of the sum to all others."""
         self._own = term
-        for sender in self._senders.values():
+        for sender in self._senders:
             sender.put(term)
 
     def get(self) -> list[Any]:
         """The terms of all replicas, in replica order; this replica's own is the one that was put."""
-        own, self._own = self._own, None
-        return [
-            own if replica == self._replica else self._receivers[replica].get()
-            for replica in range(len(self._receivers) + 1)
-        ]
+        terms = [receiver.get() for receiver in self._receivers]
+        terms.insert(self._replica, self._own)
+        self._own = None
+        return terms
 
 
 def shards(batch: Batch, replicas: int) -> list[tuple[Any, Any, int, float]]:
@@ -79,16 +72,6 @@ def shards(batch: Batch, replicas: int) -> list[tuple[Any, Any, int, float]]:
         (map_tensors(Tensor.clone, x), map_tensors(Tensor.clone, y), size, fraction)
         for (x, size, fraction), (y, _, _) in zip(xs, targets)
     ]
-
-
-def peers(channels: Mapping[tuple[int, int, int], Any], stage: Stage) -> dict[Op, Peers]:
-    """A stage's peers by the op that uses them; the channels are by stage, sending and receiving replica."""
-    if stage.schedule.replicas == 1:
-        return {}
-    own = {key[1:]: channel for key, channel in channels.items() if key[0] == stage.index}
-    senders = {b: channel for (a, b), channel in own.items() if a == stage.replica}
-    both = Peers(stage.replica, senders, {a: channel for (a, b), channel in own.items() if b == stage.replica})
-    return {SHARE.send: both, SHARE.receive: both}
 
 
 def titles(schedule: Schedule) -> list[str]:

@@ -7,16 +7,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import permutations
 from typing import Any
 
 from freewheel._config import RunConfig
-from freewheel.checkpoint import Checkpoint, CheckpointWriter
-from freewheel.plan import SHARE, Op, capacity, routes
 from freewheel.runtime._channels import Channel, Sender
 from freewheel.runtime._feed import Batch, Feed
 from freewheel.runtime._interpreter import Interpreter, Snapshot
-from freewheel.runtime._replicas import peers, shards
+from freewheel.runtime._replicas import shards
+from freewheel.runtime._spec import RunSpec
+from freewheel.runtime._wiring import PREFETCH, close_all, depth_of, input_name, stage_wires, target_name
 from freewheel.stage import Blueprint, Stage
 
 
@@ -48,47 +47,23 @@ class Outcome:
 
 @dataclass
 class Run:
-    """All a runtime needs to know.
-
-    Args:
-        config: The options of the trainer.
-        stages: The stages in order, of the first replica.
-        blueprints: For each stage of each replica, what it is built from, here or in its own process.
-        feed: The batches.
-        on_cut: Called with each complete cut; returning True ends the run there.
-        states: Whether cuts hold copies of the weights.
-        seed: Of the process-wide generators, where a stage has a process of its own.
-        batches_before: Batches trained in earlier runs.
-        epochs_before: Epochs trained in earlier runs.
-        writer: Writes the stages' files of checkpoints; `on_cut` is called with these cuts too.
-        checkpoint: The checkpoint to resume from.
-        encode_history: Makes the history that other processes receive in the end, from the outcome.
-        prefetch: Batches that are pending in front of the first stage.
-    """
+    """All a runtime needs to know."""
 
     config: RunConfig
-    stages: Sequence[Stage]
-    blueprints: Sequence[Blueprint]
+    stages: Sequence[Stage]  # in order, of the first replica
+    blueprints: Sequence[Blueprint]  # of each stage of each replica: what it is built from, here or elsewhere
     feed: Feed
-    on_cut: Callable[[Cut], bool]
-    states: bool
-    seed: int = 0
-    batches_before: int = 0
-    epochs_before: int = 0
-    writer: CheckpointWriter | None = None
-    checkpoint: Checkpoint | None = None
-    encode_history: Callable[[Outcome], dict[str, Any]] = lambda outcome: {}
-    prefetch: int = 2
+    spec: RunSpec
+    on_cut: Callable[[Cut], bool]  # called with each complete cut; returning True ends the run there
+    encode_history: Callable[[Outcome], dict[str, Any]]  # the history that other processes receive in the end
 
     def __post_init__(self) -> None:
         self.schedule = self.stages[0].schedule
         self.threads = self.config.threads or 1  # intra-op threads of each stage
         self.size = self.schedule.stages * self.schedule.replicas  # stages of all replicas
-        # A target is pending until its batch has come through; the pipeline holds at most this many batches.
-        lengths = sum(a for a, _ in self.schedule.lengths())
-        self.depth = self.prefetch + 1 + lengths + self.schedule.stages + self.schedule.delays[0]
-        fetched = self.checkpoint.forwarded if self.checkpoint else (0,) * self.schedule.stages
-        self._fetched = fetched  # batches before the run, by stage
+        checkpoint = self.spec.checkpoint
+        # Batches that each stage had before the run.
+        self._fetched = checkpoint.forwarded if checkpoint else (0,) * self.schedule.stages
         self._incomplete: dict[tuple[int, bool], list[Snapshot]] = {}
         self._lock = threading.Lock()
         self.on_complete: Callable[[Cut], None] = lambda cut: None  # set by the runtime
@@ -126,22 +101,12 @@ class Run:
         """A context in which the stages of all replicas are ready for batches."""
         stages = [self.stage_at(rank) for rank in range(self.size)]
         for stage in stages:
-            stage.begin(self.batches_before, self.epochs_before)
+            stage.begin(*self.spec.before)
         try:
             yield stages
         finally:
             for stage in stages:
                 stage.end()
-
-
-def input_name(replica: int) -> str:
-    """The name of the channel of a replica's inputs."""
-    return f"input {replica}"
-
-
-def target_name(replica: int, stage: int) -> str:
-    """The name of the channel of a stage's targets."""
-    return f"target {replica} {stage}"
 
 
 def cut_of(snapshots: Sequence[Snapshot]) -> Cut:
@@ -170,45 +135,18 @@ class Local:
 
     def __init__(self, run: Run, stages: Sequence[Stage]) -> None:
         self.run = run
-        schedule, replicas = run.schedule, range(run.schedule.replicas)
         # One replica runs ahead of another by at most the delay; where one thread runs all, none may wait for that.
-        ahead = run.prefetch if len(replicas) == 1 else run.depth
-        self.batches = {input_name(r): Channel(ahead) for r in replicas} | {
-            target_name(r, k): Channel(run.depth)
-            for r in replicas
-            for k in range(schedule.stages)
-            if schedule.gets_targets(k)
-        }
-        pairs = [(m.letter, k) for m in schedule.messages if m.way for k in range(schedule.stages - 1)]
-        channels = [{pair: Channel(capacity(schedule, *pair)) for pair in pairs} for _ in replicas]
-        all_reduce = {
-            (k, a, b): Channel(capacity(schedule, SHARE.letter, k))
-            for k in range(schedule.stages)
-            for a, b in permutations(replicas, 2)
-        }
-        every = [channel for each in channels for channel in each.values()]
-        self._all = [*self.batches.values(), *every, *all_reduce.values()]
-        self.interpreters = [
-            Interpreter(
-                stage,
-                run.feed,
-                inputs=self.batches[input_name(stage.replica)] if stage.index == 0 else None,
-                targets=self.batches.get(target_name(stage.replica, stage.index)),
-                links={**links(channels[stage.replica], stage), **peers(all_reduce, stage)},
-                on_snapshot=run.collect,
-                states=run.states,
-                writer=run.writer,
-                checkpoint=run.checkpoint,
-            )
-            for stage in stages
-        ]
+        prefetch = PREFETCH if run.schedule.replicas == 1 else depth_of(run.schedule)
+        wires = stage_wires(run.schedule, 0, prefetch)
+        self._channels = {wire.name: Channel(wire.capacity) for wire in wires}
+        self.interpreters = [Interpreter(stage, run.feed, self._channels, run.spec, run.collect) for stage in stages]
 
     def deliver(self) -> bool:
         """Distribute the next batch of the feed; return False when there is none."""
         batch = self.run.feed.pull()
         if batch is None:
             return False
-        self.run.distribute(batch, self.batches)
+        self.run.distribute(batch, self._channels)
         return True
 
     def outcome(self, stopped_at: Cut | None) -> Outcome:
@@ -219,10 +157,4 @@ class Local:
     def close(self) -> None:
         """Stop every thread that waits for a message or a batch."""
         self.run.feed.close()
-        for channel in self._all:
-            channel.close()
-
-
-def links(channels: Mapping[tuple[str, int], Any], stage: Stage) -> dict[Op, Any]:
-    """The channels of one stage to its neighbours, by the op that uses them."""
-    return {op: channels[route] for op, route in routes(stage.schedule, stage.index).items() if route in channels}
+        close_all(self._channels)

@@ -15,11 +15,6 @@ class Straggler:
     """Makes all compute actions of some batches at one stage take (1 + factor) times as long.
 
     The batches are drawn by (seed, stage, batch): the same ones on every runtime and in every run.
-
-    Args:
-        stage: The stage.
-        probability: That a batch is slow.
-        factor: The extra time, as a multiple of the time without it.
     """
 
     def __init__(self, stage: Stage, probability: float, factor: float) -> None:

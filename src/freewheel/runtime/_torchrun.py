@@ -21,32 +21,32 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from torch.distributed.device_mesh import DeviceMesh
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from freewheel._config import RunConfig
 from freewheel._cores import intra_op_threads
-from freewheel.runtime._channels import SHUTDOWN_SECONDS, Channel, ClosedError
+from freewheel.runtime._channels import SHUTDOWN_SECONDS, ClosedError
 from freewheel.runtime._errors import LostError
 from freewheel.runtime._heartbeat import Heartbeat
 from freewheel.runtime._interpreter import Interpreter
 from freewheel.runtime._lead import Lead, load_states
-from freewheel.runtime._mesh import device_mesh
-from freewheel.runtime._ranks import check_same, check_started, declare, joined_job, rank_and_size, store_of
+from freewheel.runtime._ranks import (
+    check_same,
+    check_started,
+    declare,
+    joined_job,
+    rank_and_size,
+    shared_store,
+    store_of,
+)
+from freewheel.runtime._remote import encode_snapshot, remote_interpreter
 from freewheel.runtime._replicas import titles
-from freewheel.runtime._run import Outcome, Run, input_name, target_name
+from freewheel.runtime._run import Outcome, Run
 from freewheel.runtime._runtime import Runtime
 from freewheel.runtime._threads import Event, Events, stage_thread, supervise
-from freewheel.runtime._wiring import (
-    RESULT,
-    SNAPSHOT,
-    RemoteFeed,
-    close_all,
-    encode_snapshot,
-    links_of,
-    release_all,
-    wires_of,
-)
-from freewheel.runtime._world import World, start_timeout
+from freewheel.runtime._wiring import RESULT, SNAPSHOT, close_all, release_all, wires_of
+from freewheel.runtime._world import World, prefixed, start_timeout
 from freewheel.stage import Blueprint, Stage
 
 CALLER = 0
@@ -70,8 +70,15 @@ class Torchrun(Runtime):
         return joined_job(name)
 
     def mesh(self, config: RunConfig, stages: int) -> DeviceMesh:
-        """The mesh of all ranks."""
-        return device_mesh(stages, config.replicas, timeout=config.timeout)
+        """The mesh of all ranks, on the default process group; a gloo group is made where there is none.
+
+        All processes must call it. Runs do not use it: their messages travel on wires.
+        """
+        if not dist.is_initialized():
+            rank, size = rank_and_size()
+            store = prefixed("mesh", shared_store(config.timeout))
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        return init_device_mesh("cpu", (config.replicas, stages), mesh_dim_names=("replica", "stage"))
 
     def run(self, run: Run) -> Outcome:
         """Run this process's stage to the end; every process returns the same outcome."""
@@ -79,11 +86,12 @@ class Torchrun(Runtime):
         config = run.config
         store = store_of(f"{next(_runs)}", start_timeout(config.timeout))
         declare(store, rank, run)
+        writer = run.spec.writer
         if rank == CALLER:
-            store.set("files", run.writer.token if run.writer else "")
+            store.set("files", writer.token if writer else "")
             store.set("token", secrets.token_hex(8))
-        elif run.writer is not None:  # all write into the folder that rank 0 completes
-            run.writer = replace(run.writer, token=store.get("files").decode())
+        elif writer is not None:  # all write into the folder that rank 0 completes
+            run.spec = replace(run.spec, writer=replace(writer, token=store.get("files").decode()))
         world = World(
             store,
             rank,
@@ -93,8 +101,7 @@ class Torchrun(Runtime):
             interface=config.interface,
             device=run.stages[rank % run.schedule.stages].device,
         )
-        wires = wires_of(run.schedule, CALLER, prefetch=run.prefetch, depth=run.depth)
-        senders, receivers = world.join(wires, check=partial(check_same, store, size))
+        senders, receivers = world.join(wires_of(run.schedule, CALLER), check=partial(check_same, store, size))
         kind = _Caller if rank == CALLER else _Follower
         with intra_op_threads(run.threads):
             return kind(run, world, senders, receivers).run_stage()
@@ -105,7 +112,6 @@ class _Rank:
 
     def __init__(self, run: Run, world: World, senders: Any, receivers: Any) -> None:
         self.run, self.world, self.senders, self.receivers = run, world, senders, receivers
-        self.own: dict[str, Channel] = {}  # to a stage in this process
         self.events: Events = queue.SimpleQueue()
         self.release: Callable[[], None] = lambda: release_all(senders, receivers)
         self._threads: list[threading.Thread] = []
@@ -131,7 +137,7 @@ class _Rank:
         self._heartbeat.start()
         try:
             stage = self.run.stage_at(self.world.rank)
-            stage.begin(self.run.batches_before, self.run.epochs_before)
+            stage.begin(*self.run.spec.before)
             yield stage
             for thread in self._threads:
                 thread.join()
@@ -154,23 +160,11 @@ class _Rank:
             if stage is not None:
                 stage.end()
 
-    def start(self, stage: Stage, feed: Any, inputs: Any, targets: Any, on_snapshot: Any) -> Interpreter:
+    def start(self, interpreter: Interpreter) -> None:
         """Run the stage in a thread."""
-        interpreter = Interpreter(
-            stage,
-            feed,
-            inputs=inputs,
-            targets=targets,
-            links=links_of(stage, {**self.senders, **self.receivers}),
-            on_snapshot=on_snapshot,
-            states=self.run.states,
-            writer=self.run.writer,
-            checkpoint=self.run.checkpoint,
-        )
         self._heartbeat.doing = lambda: interpreter.doing
         self._threads.append(stage_thread(interpreter, self.events, self.run.threads, self.fail))
         self._threads[0].start()
-        return interpreter
 
     def fail(self, error: BaseException) -> None:
         """End the run with an error of this process; all others learn of it first."""
@@ -188,7 +182,7 @@ class _Rank:
     def close(self) -> None:
         """Stop every thread that waits in this process."""
         self.run.feed.close()
-        close_all(self.senders, self.receivers, self.own)
+        close_all(self.senders, self.receivers)
 
 
 class _Caller(_Rank):
@@ -196,18 +190,15 @@ class _Caller(_Rank):
 
     def __init__(self, run: Run, world: World, senders: Any, receivers: Any) -> None:
         super().__init__(run, world, senders, receivers)
-        self.own[input_name(0)] = Channel(run.prefetch)
-        if run.schedule.gets_targets(0):
-            self.own[target_name(0, 0)] = Channel(run.depth)
-        self._lead = Lead(run, senders, receivers, on_lost=self.fail, own=self.own)
+        self._lead = Lead(run, senders, receivers, on_lost=self.fail)
         self.events, self.release = self._lead.events, self._lead.release
 
     def run_stage(self) -> Outcome:
         """Feed all stages, and send the result to all."""
-        run, own = self.run, self.own
+        run = self.run
         with self.running() as stage:
-            targets = own.get(target_name(0, 0))
-            interpreter = self.start(stage, run.feed, own[input_name(0)], targets, run.collect)
+            interpreter = Interpreter(stage, run.feed, {**self.senders, **self.receivers}, run.spec, run.collect)
+            self.start(interpreter)
             outcome = self._lead.supervise(interpreter)
             cut = outcome.stopped_at or outcome.rest
             assert cut is not None
@@ -225,20 +216,15 @@ class _Follower(_Rank):
 
     def run_stage(self) -> Outcome:
         """Run the stage, and load the result."""
-        rank, receivers, feed = self.world.rank, self.receivers, self.run.feed
+        rank = self.world.rank
         snapshots = self.senders[f"{SNAPSHOT} {rank}"]
         with self.running() as stage:
-            interpreter = self.start(
-                stage,
-                RemoteFeed(receivers[f"announce {rank}"], feed.announced, at_cut=feed.is_cut(feed.announced - 1)),
-                receivers.get(input_name(stage.replica)),
-                receivers.get(target_name(stage.replica, stage.index)),
-                lambda snapshot: snapshots.put(encode_snapshot(snapshot)),
-            )
+            interpreter = remote_interpreter(stage, rank, self.run.spec, self.senders, self.receivers)
+            self.start(interpreter)
             supervise(self.events, lambda: False, lambda cut: False, working=1)
             snapshots.put(encode_snapshot(interpreter.snapshot(stage.version, state=True), last=True))
             snapshots.flush()
-            result = receivers[f"{RESULT} {rank}"].get()
+            result = self.receivers[f"{RESULT} {rank}"].get()
         for own, state in zip(self.run.stages, result["states"]):
             own.load(state)
         return Outcome(None, None, result["history"])

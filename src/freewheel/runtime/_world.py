@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from freewheel._config import Transport
 from freewheel.runtime import _nccl_wire as nccl
-from freewheel.runtime._channels import Receiver, Sender
+from freewheel.runtime._channels import Channel, Receiver, Sender
 from freewheel.runtime._errors import LostError
 from freewheel.runtime._gloo_wire import GlooReceiver, GlooSender
 from freewheel.runtime._nccl_wire import NcclReceiver, NcclSender
@@ -45,12 +45,9 @@ class World:
         store: The store of the run, shared by its processes alone.
         rank: This process.
         roles: The role of each process, by rank: `stage 0`, …, `the caller`.
-        transport: How messages travel. `shared`: through shared memory. `gloo`: through sockets. `nccl`: between stages
-            on GPUs through NCCL. `auto`: NCCL between stages on different GPUs, else shared memory where both processes
-            are on one host, else gloo.
+        transport: How messages travel; see `RunConfig`, as for `interface`.
         timeout: Seconds to wait for the others, but at least `START_SECONDS`.
-        interface: The network interface of gloo's sockets; GLOO_SOCKET_IFNAME by default, else loopback where all
-            processes are on one host, else that of the host's name.
+        interface: The network interface of gloo's sockets.
         check_alive: Called while this process waits for others; raises if they cannot come any more.
         device: The device of this process's stage, if it has one.
     """
@@ -112,9 +109,12 @@ class World:
         return {rank: f"{role} (rank {rank}, pid {p['pid']} on {p['host']})" for rank, (role, p) in pairs}
 
     def _connect(self, wires: Sequence[Wire]) -> tuple[dict[str, Sender], dict[str, Receiver]]:
+        own = [wire for wire in wires if wire.sender == wire.receiver == self.rank]
+        channels = {wire.name: Channel(wire.capacity) for wire in own}
+        senders: dict[str, Sender] = {**channels}
+        receivers: dict[str, Receiver] = {**channels}
+        wires = [wire for wire in wires if wire.sender != wire.receiver]
         shared = {wire.name for wire in wires if self._is_shared(wire)}
-        senders: dict[str, Sender] = {}
-        receivers: dict[str, Receiver] = {}
         for tag, wire in enumerate(wires):
             if wire.sender == self.rank:
                 peer = self.titles[wire.receiver]
@@ -176,7 +176,10 @@ class World:
 
     @cached_property
     def gloo(self) -> Any:
-        """The gloo process group of all processes, made when the first wire needs it."""
+        """The gloo process group of all processes, made when the first wire needs it.
+
+        Its interface is the one given, GLOO_SOCKET_IFNAME, loopback on one host, or that of the host's name.
+        """
         options = dist.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
         options._timeout = timedelta(days=1)  # waiting is no error: heartbeats tell when a peer is lost
         interface = self._interface or os.environ.get("GLOO_SOCKET_IFNAME")

@@ -21,18 +21,7 @@ from freewheel._errors import of_type, whole_number
 from freewheel._malloc import keep_freed_memory
 from freewheel._seeds import seed_of
 from freewheel.checkpoint import Checkpoint, CheckpointWriter, FitPosition
-from freewheel.runtime import (
-    NOT_FINITE,
-    RUNTIMES,
-    Cut,
-    Feed,
-    Outcome,
-    Run,
-    Start,
-    recall,
-    remember,
-    seeded,
-)
+from freewheel.runtime import NOT_FINITE, RUNTIMES, Before, Cut, Feed, Outcome, Run, RunSpec, recall, remember, seeded
 from freewheel.stage import Stage, load_tensors
 from freewheel.trainer._callbacks import Callback, EpochEnd
 from freewheel.trainer._evaluate import evaluate
@@ -63,14 +52,6 @@ class FitRequest:
                 raise TypeError(f"callbacks holds {callback!r}: give functions of an EpochEnd")
 
 
-@dataclass(frozen=True)
-class Before:
-    """What a trainer has trained in earlier fits."""
-
-    batches: int = 0
-    epochs: int = 0
-
-
 class Fit:
     """Trains the stages once; see `Trainer.fit`."""
 
@@ -83,45 +64,41 @@ class Fit:
         writer: CheckpointWriter | None,
         resumed: Checkpoint | None,
     ) -> None:
-        self._setup, self._stages, self._request, self._before = setup, stages, request, before
-        self._writer, self._resumed = writer, resumed
-        position = resumed.position if resumed else FitPosition(batches=0, epochs=request.epochs, epoch=0, history={})
+        self._setup, self._stages, self._request, self._writer = setup, stages, request, writer
         self._modules = [stage.module for stage in stages]
         self._watched = request.validate is not None or bool(request.callbacks)
         self._shadows = copy.deepcopy(self._modules) if self._watched else []
-        start = Start(position.batches, position.epoch, position.first, position.last)
+        seed = seed_of(setup.config.seed, before.batches)
+        self._spec = RunSpec(seed=seed, before=before, states=self._watched, writer=writer, checkpoint=resumed)
+        start = self._spec.start
         self._silent = not RUNTIMES[setup.config.runtime].leads
         shown = False if self._silent else request.progress
         self._bar = ProgressBar(request.loader, request.epochs, done=start.batch, enabled=shown)
         remembers = partial(remember, request.loader) if writer else None
         self._feed = Feed(request.loader, request.epochs, on_batch=self._bar.advance, start=start, remember=remembers)
-        self._history = History.from_dict(position.history) if resumed else History()
-        self._since = time.perf_counter() - position.seconds  # the last epoch ended
+        self._history = History.from_dict(resumed.position.history) if resumed else History()
+        seconds = resumed.position.seconds if resumed else 0.0
+        self._since = time.perf_counter() - seconds  # the last epoch ended
 
     def run(self) -> History:
         """Trains to the end, or until a callback or Ctrl-C ends it."""
         keep_freed_memory()
-        config, writer, resumed = self._setup.config, self._writer, self._resumed
-        seed = seed_of(config.seed, self._before.batches)
+        config, blueprints, spec = self._setup.config, self._setup.blueprints, self._spec
         run = Run(
             config,
             self._stages,
-            self._setup.blueprints,
+            blueprints,
             self._feed,
+            spec,
             on_cut=self._on_cut,
-            states=self._watched,
-            seed=seed,
-            batches_before=self._before.batches,
-            epochs_before=self._before.epochs,
-            writer=writer,
-            checkpoint=resumed,
             encode_history=lambda outcome: self._finished(outcome).as_dict(),
         )
-        runner = self._setup.method.runner(config.runtime, self._setup.blueprints)
-        writing = writer.lock() if writer else nullcontext()
-        with writing, self._bar, _train_mode(self._modules), seeded(seed), _interruptible(self._feed, self._silent):
-            if resumed:
-                recall(self._request.loader, resumed.generators())
+        runner = self._setup.method.runner(config.runtime, blueprints)
+        writing = self._writer.lock() if self._writer else nullcontext()
+        interruptible = _interruptible(self._feed, self._silent)
+        with writing, self._bar, _train_mode(self._modules), seeded(spec.seed), interruptible:
+            if spec.checkpoint:
+                recall(self._request.loader, spec.checkpoint.generators())
             outcome = runner(run)
         return self._conclude(outcome)
 
@@ -131,7 +108,7 @@ class Fit:
             self._writer.complete(files, *self._position(cut.batches, cut.time))
             return False
         # Scoring must not draw from the generators of the feed: when it happens depends on timing.
-        with seeded(seed_of(self._setup.config.seed, self._before.batches, cut.batches)):
+        with seeded(seed_of(self._setup.config.seed, self._spec.before.batches, cut.batches)):
             return self._epoch_end(cut)
 
     def _epoch_end(self, cut: Cut) -> bool:

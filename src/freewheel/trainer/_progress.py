@@ -11,13 +11,10 @@ from freewheel.trainer._history import Epoch
 
 
 class ProgressBar:
-    """Counts batches, and shows the last epoch's record beside them.
+    """Count batches, those `done` before included, and show the last epoch's record beside them.
 
-    Args:
-        loader: What is iterated; its length, where it has one, gives the total.
-        epochs: How many times.
-        done: Batches that went in before.
-        enabled: Whether to show anything; by default where standard error is a terminal.
+    The length of the loader, where it has one, gives the total. By default it is shown where standard error is a
+    terminal.
     """
 
     def __init__(self, loader: Iterable[Any], epochs: int, *, done: int = 0, enabled: bool | None) -> None:
@@ -57,7 +54,7 @@ class ProgressBar:
             sys.stderr.write("\n")
 
     def advance(self) -> None:
-        """One more batch has gone in."""
+        """Count one more batch."""
         self._count += 1
         if self._bar is not None:
             self._bar.advance(self._task)
@@ -66,7 +63,7 @@ class ProgressBar:
             sys.stderr.flush()
 
     def epoch(self, record: Epoch) -> None:
-        """An epoch is over."""
+        """Show the record of an epoch."""
         number = min(record.epoch + 2, self._epochs)
         self._text = f"epoch {number}/{self._epochs}  loss {record.loss:.4f}"
         if record.validation is not None and record.validation.metric is not None:

@@ -26,21 +26,14 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class Setup:
-    """A trainer's parts.
+    """A trainer's parts."""
 
-    Args:
-        config: The options, with the method found, the threads counted and so on.
-        method: The method.
-        plan: Its plan, None for a method that has none.
-        options: What all stages share.
-        blueprints: Those of all stages, replica by replica.
-    """
-
-    config: RunConfig
+    config: RunConfig  # with defaults and names resolved
+    threads: int  # intra-op threads of each stage
     method: Method
-    plan: Plan | None
+    plan: Plan | None  # None for a method that has none
     options: StageOptions
-    blueprints: Sequence[Blueprint]
+    blueprints: Sequence[Blueprint]  # of all stages, replica by replica
 
 
 def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig) -> Setup:
@@ -59,7 +52,7 @@ def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig) ->
     _check_together(config, schedule, pipeline.corrections)
     plan = Plan.build(schedule, settled(schedule)) if method.planned else None
     options = StageOptions(schedule=schedule, corrections=tuple(pipeline.corrections), config=config.for_workers())
-    return Setup(config, method, plan, options, blueprints(modules, model, options))
+    return Setup(config, threads, method, plan, options, blueprints(modules, model, options))
 
 
 def settled(schedule: Schedule) -> int:

@@ -27,11 +27,11 @@ from freewheel.checkpoint import (
 )
 from freewheel.methods import Method
 from freewheel.plan import Plan
-from freewheel.runtime import RUNTIMES
+from freewheel.runtime import RUNTIMES, Before
 from freewheel.split import Stages
 from freewheel.trainer._callbacks import Callback, StageSequence
 from freewheel.trainer._evaluate import evaluate
-from freewheel.trainer._fit import Before, Fit, FitRequest
+from freewheel.trainer._fit import Fit, FitRequest
 from freewheel.trainer._history import History, Score
 from freewheel.trainer._setup import check_stages, set_up, takes_options
 
@@ -109,8 +109,7 @@ class Trainer:
 
     def _resume_from(self, checkpoint: Checkpoint) -> None:
         manifest, self.resumed_from = checkpoint.manifest, checkpoint.folder
-        assert self.config.threads is not None
-        loaded = checkpoint.load(self._stages, self._names, self.config.threads)
+        loaded = checkpoint.load(self._stages, self._names)
         self._resumed = loaded if manifest.unfinished else None
         if self._resumed is not None:
             self.method.check_checkpoints(f"resume from {checkpoint.folder}")
@@ -154,11 +153,10 @@ class Trainer:
             writer.save(self._stages)
 
     def _writer(self, folder: Path, every: Every) -> CheckpointWriter:
-        assert self.config.threads is not None
         manifest = Manifest(
             run=self._run,
             plan=self.method.name if self.plan is None else str(self.plan).splitlines()[0].rpartition(" batches=")[0],
-            settings=settings_of(self._setup.options, self.config.threads),
+            settings=settings_of(self._setup.options),
             batches_before=self._before.batches,
             epochs_before=self._before.epochs,
         )
@@ -190,8 +188,7 @@ class Trainer:
 
     def evaluate(self, loader: Iterable[Any]) -> Score:
         """Computes the loss and the metric on a loader, in eval mode; nothing is changed."""
-        assert self.config.threads is not None
-        with intra_op_threads(self.config.threads):
+        with intra_op_threads(self._setup.threads):
             return evaluate(self.stages, loader, self.config)
 
     def fit(
