@@ -1,12 +1,19 @@
 """Corrections: transforms of the gradient or the step, one file each, composed in the given order."""
 
-from freewheel.corrections._correction import Correction, Gradients, Site, State, Step, map_gradients
-from freewheel.corrections._stage import StageCorrections
-from freewheel.corrections.accumulate import Accumulate
-from freewheel.corrections.compensation import DelayCompensation
-from freewheel.corrections.discrepancy import Discrepancy
-from freewheel.corrections.shrink import Shrink
-from freewheel.corrections.staleness import StalenessStep
+from freewheel.corrections._correction import (
+    Correction as Correction,
+    Gradients as Gradients,
+    Site as Site,
+    State as State,
+    Step as Step,
+    map_gradients as map_gradients,
+)
+from freewheel.corrections._stage import StageCorrections as StageCorrections
+from freewheel.corrections.accumulate import Accumulate as Accumulate
+from freewheel.corrections.compensation import DelayCompensation as DelayCompensation
+from freewheel.corrections.discrepancy import Discrepancy as Discrepancy
+from freewheel.corrections.shrink import Shrink as Shrink
+from freewheel.corrections.staleness import StalenessStep as StalenessStep
 
 CORRECTIONS: dict[str, type[Correction]] = {
     "shrink": Shrink,
@@ -15,19 +22,3 @@ CORRECTIONS: dict[str, type[Correction]] = {
     "delay-compensation": DelayCompensation,
     "accumulate": Accumulate,
 }
-
-__all__ = [
-    "CORRECTIONS",
-    "Accumulate",
-    "Correction",
-    "DelayCompensation",
-    "Discrepancy",
-    "Gradients",
-    "Shrink",
-    "Site",
-    "StageCorrections",
-    "StalenessStep",
-    "State",
-    "Step",
-    "map_gradients",
-]

@@ -6,19 +6,26 @@ from dataclasses import fields
 from typing import Any
 
 from freewheel._errors import of_type, one_of, unknown, whole_number
-from freewheel.methods._method import Method, Pipeline
-from freewheel.methods.backprop import BP, GPipe, OneFOneB
-from freewheel.methods.ddg import DDG, FR
-from freewheel.methods.dgl import DGL
-from freewheel.methods.dni import DNI
-from freewheel.methods.dsp import DSP
-from freewheel.methods.fdg import FDG
-from freewheel.methods.feedback import DFA, DRTP, FA, SDFA
-from freewheel.methods.fgd import FGD, FGDDP, FGDMP, AsyncFGD, FGDSync
-from freewheel.methods.pipedream import PipeDream
-from freewheel.methods.pipemare import PipeMare
+from freewheel.methods._method import Method as Method, Pipeline as Pipeline
+from freewheel.methods.backprop import BP as BP, GPipe as GPipe, OneFOneB as OneFOneB
+from freewheel.methods.ddg import DDG as DDG, FR as FR
+from freewheel.methods.dgl import DGL as DGL
+from freewheel.methods.dni import DNI as DNI
+from freewheel.methods.dsp import DSP as DSP
+from freewheel.methods.fdg import FDG as FDG
+from freewheel.methods.feedback import DFA as DFA, DRTP as DRTP, FA as FA, SDFA as SDFA
+from freewheel.methods.fgd import FGD as FGD, FGDDP as FGDDP, FGDMP as FGDMP, AsyncFGD as AsyncFGD, FGDSync as FGDSync
+from freewheel.methods.pipedream import PipeDream as PipeDream
+from freewheel.methods.pipemare import PipeMare as PipeMare
 from freewheel.plan import Plan
-from freewheel.racing import LAPSGD, LPPSGD, AsyncBU, AsyncLU, Hogwild, Racing
+from freewheel.racing import (
+    LAPSGD as LAPSGD,
+    LPPSGD as LPPSGD,
+    AsyncBU as AsyncBU,
+    AsyncLU as AsyncLU,
+    Hogwild as Hogwild,
+    Racing,
+)
 
 _CHAIN = (BP, GPipe, OneFOneB, DDG, FR, PipeDream, FDG, DSP, PipeMare)
 _FORWARD = (FGD, FGDMP, FGDDP, FGDSync, AsyncFGD)
@@ -69,38 +76,3 @@ def plan(name: str | Method, *, k: int, batches: int = 8, slack: int = 0, **opti
     whole_number("batches", batches, least=1)
     whole_number("slack", slack, least=0)
     return Plan.build(method(name, **options).pipeline(k).schedule(slack=slack), batches)
-
-
-__all__ = [
-    "BP",
-    "DDG",
-    "DFA",
-    "DGL",
-    "DNI",
-    "DRTP",
-    "DSP",
-    "FA",
-    "FDG",
-    "FGD",
-    "FGDDP",
-    "FGDMP",
-    "FR",
-    "LAPSGD",
-    "LPPSGD",
-    "METHODS",
-    "RACES",
-    "SDFA",
-    "AsyncBU",
-    "AsyncFGD",
-    "AsyncLU",
-    "FGDSync",
-    "GPipe",
-    "Hogwild",
-    "Method",
-    "OneFOneB",
-    "PipeDream",
-    "PipeMare",
-    "Pipeline",
-    "method",
-    "plan",
-]

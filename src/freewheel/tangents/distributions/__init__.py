@@ -1,10 +1,10 @@
 """Distributions of tangents, one file each."""
 
 from freewheel._errors import of_type, one_of
-from freewheel.tangents.distributions._distribution import Distribution
-from freewheel.tangents.distributions.gaussian import Gaussian
-from freewheel.tangents.distributions.rademacher import Rademacher
-from freewheel.tangents.distributions.sphere import Sphere
+from freewheel.tangents.distributions._distribution import Distribution as Distribution
+from freewheel.tangents.distributions.gaussian import Gaussian as Gaussian
+from freewheel.tangents.distributions.rademacher import Rademacher as Rademacher
+from freewheel.tangents.distributions.sphere import Sphere as Sphere
 
 DISTRIBUTIONS: dict[str, type[Distribution]] = {"gaussian": Gaussian, "rademacher": Rademacher, "sphere": Sphere}
 
@@ -15,6 +15,3 @@ def find_distribution(given: str | Distribution) -> Distribution:
         return of_type("distribution", given, Distribution, "give a name such as 'gaussian', or a fw.Distribution")
     one_of("distribution", given, DISTRIBUTIONS)
     return DISTRIBUTIONS[given]()
-
-
-__all__ = ["DISTRIBUTIONS", "Distribution", "Gaussian", "Rademacher", "Sphere", "find_distribution"]
