@@ -10,7 +10,7 @@ import pytest
 
 import freewheel as fw
 from command_line import freewheel
-from freewheel.bench import _additions, _async
+from freewheel.bench import _async
 from freewheel.bench._async import RaceContender
 from freewheel.trainer import Epoch, History, LayerUpdates, Score
 
@@ -54,7 +54,7 @@ def test_every_contender_is_trained_in_every_round(monkeypatch: pytest.MonkeyPat
 
 
 def test_additions_under_a_lock_are_all_there():
-    (row,) = _additions.additions(sizes=(1000,), work=100_000, repeats=1)
+    (row,) = _async.additions(sizes=(1000,), work=100_000, repeats=1)
     assert (row["size"], row["calls"], row["lost_locked"]) == (1000, 100, 0.0)
     assert 0 <= row["lost"] < 1
 

@@ -11,7 +11,7 @@ import torch
 
 import freewheel as fw
 from command_line import freewheel
-from freewheel.bench import _straggler, _straggler_stages as made
+from freewheel.bench import _straggler
 from freewheel.bench._straggler import CONTENDERS, StragglerContender
 from freewheel.runtime import is_slow
 from freewheel.trainer import Epoch
@@ -45,17 +45,17 @@ def test_the_contenders_are_those_of_the_table():
 
 
 def test_a_sleeping_stage_sleeps_both_ways_in_proportion_to_its_samples():
-    sleeper = made.Sleeper()
+    sleeper = _straggler.Sleeper()
     sleeper._naps = naps = Naps()  # pyright: ignore[reportAttributeAccessIssue]
-    x = torch.randn(made.ROWS, made.CLASSES, requires_grad=True)
+    x = torch.randn(_straggler.ROWS, _straggler.CLASSES, requires_grad=True)
     out = sleeper(x)
     assert torch.equal(out, sleeper.layer(x))
-    assert naps.taken == [made.FORWARD]
+    assert naps.taken == [_straggler.FORWARD]
     (found,) = torch.autograd.grad(out.square().sum(), x)
-    assert naps.taken == [made.FORWARD, made.BACKWARD]
+    assert naps.taken == [_straggler.FORWARD, _straggler.BACKWARD]
     assert torch.equal(found, torch.autograd.grad(sleeper.layer(x).square().sum(), x)[0])
     sleeper(x[:2])
-    assert naps.taken[2:] == [pytest.approx(made.FORWARD * 2 / made.ROWS)]
+    assert naps.taken[2:] == [pytest.approx(_straggler.FORWARD * 2 / _straggler.ROWS)]
 
 
 def test_slow_downs_are_taken_within_a_round_and_then_the_median():
@@ -82,10 +82,10 @@ def test_the_draws_are_counted():
 
 @pytest.mark.parametrize("asleep", [True, False])
 def test_every_contender_is_measured(monkeypatch: pytest.MonkeyPatch, asleep: bool):
-    monkeypatch.setattr(made, "FORWARD", 1e-5)
-    monkeypatch.setattr(made, "BACKWARD", 1e-5)
-    monkeypatch.setattr(made, "WIDTH", 16)
-    monkeypatch.setattr(made, "DEPTH", 1)
+    monkeypatch.setattr(_straggler, "FORWARD", 1e-5)
+    monkeypatch.setattr(_straggler, "BACKWARD", 1e-5)
+    monkeypatch.setattr(_straggler, "WIDTH", 16)
+    monkeypatch.setattr(_straggler, "DEPTH", 1)
     asked = []
     real = _straggler.Trainer
 

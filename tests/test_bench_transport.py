@@ -41,7 +41,8 @@ def test_every_contender_is_measured_at_every_size():
 
 
 def test_medians_and_speeds():
-    rows = _transport.rows_of({(SHARED, 4_000_000): [500.0, 4000.0, 1000.0], (CHANNEL, 4_000_000): [2.0, 1.0, 3.0]})
+    turns = {SHARED: [500.0, 4000.0, 1000.0], CHANNEL: [2.0, 1.0, 3.0]}
+    rows = [_transport.row_of(name, 4_000_000, each) for name, each in turns.items()]
     assert [row["microseconds"] for row in rows] == [1000.0, 2.0]
     assert [row["gigabytes_per_second"] for row in rows] == [pytest.approx(4.0), None]
 

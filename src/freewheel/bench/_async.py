@@ -7,7 +7,10 @@ accuracy reaches the target. They take turns, a round for each seed, so that a n
 from __future__ import annotations
 
 import statistics
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,13 +19,17 @@ import torch.nn.functional as F
 
 from freewheel import data, models
 from freewheel._cores import cores
-from freewheel.bench._additions import additions
 from freewheel.bench._machine import machine
 from freewheel.methods import BP, LAPSGD, LPPSGD, AsyncBU, AsyncLU, Hogwild, Method
 from freewheel.trainer import EpochEnd, History, Trainer
 
 WARM_UP = 128  # images
 OPTIMIZER = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=5e-4)
+# Additions to one tensor without a lock:
+SIZES = (16, 1024, 65536, 1 << 20)
+THREADS = 2
+MOST_CALLS = 20_000  # of a thread; float32 counts them all exactly
+WORK = 40_000_000  # additions of single numbers per thread, roughly
 
 
 class RaceContender(NamedTuple):
@@ -107,38 +114,79 @@ def _train(contender: RaceContender, seed: int, epochs: int, target: float, limi
         threads=contender.threads,
         seed=seed,
     )
-    reached = partial(_reached, target=target)
+
+    def reached(end: EpochEnd) -> bool:
+        score = end.record.validation
+        return score is not None and score.metric is not None and score.metric >= target
+
     return trainer.fit(digits.train, epochs, validate=digits.test, callbacks=[reached], progress=False)
-
-
-def _reached(end: EpochEnd, *, target: float) -> bool:
-    score = end.record.validation
-    return score is not None and score.metric is not None and score.metric >= target
 
 
 def _summary(history: History, target: float) -> dict[str, Any]:
     """The result of one training."""
-    last = history.epochs[-1]
     metrics = [metric or 0.0 for metric in history.metrics]
     reached = metrics[-1] >= target
-    names = list(last.layers)
     return {
         "seconds": sum(epoch.seconds for epoch in history.epochs) if reached else None,
         "epochs": len(history.epochs) if reached else None,
         "images_per_second": statistics.median(epoch.images_per_second for epoch in history.epochs),
         "accuracy": max(metrics),
         "staleness": statistics.fmean(epoch.staleness[0] for epoch in history.epochs),
-        "layers": {n: statistics.fmean(epoch.layers[n].staleness for epoch in history.epochs) for n in names},
+        "layers": {
+            name: statistics.fmean(epoch.layers[name].staleness for epoch in history.epochs)
+            for name in history.epochs[-1].layers
+        },
     }
 
 
 def _medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Medians over the rounds; None where a round has none."""
 
-    def middle(values: Sequence[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return statistics.median(known) if len(known) == len(values) else None
+    def middle(values: list[Any]) -> float | None:
+        return None if None in values else statistics.median(values)
 
     keys = ("seconds", "epochs", "images_per_second", "accuracy", "staleness")
     layers = {name: middle([run["layers"][name] for run in rounds]) for name in rounds[0]["layers"]}
     return {**{key: middle([run[key] for run in rounds]) for key in keys}, "layers": layers}
+
+
+def additions(*, sizes: Sequence[int] = SIZES, work: int = WORK, repeats: int = 3) -> list[dict[str, Any]]:
+    """Let threads add 1 to every number of a shared tensor repeatedly, with a lock and without.
+
+    Returns:
+        For each size the calls per thread, and medians over the repeats of the share of lost additions and of the
+        microseconds per call, each free and locked.
+    """
+    rows = []
+    for size in sizes:
+        calls = min(max(work // size, 100), MOST_CALLS)
+        row: dict[str, Any] = {"size": size, "calls": calls, "threads": THREADS}
+        for suffix, guard in (("", nullcontext()), ("_locked", threading.Lock())):
+            lost, seconds = zip(*(_race(size, calls, guard) for _ in range(repeats)))
+            row[f"lost{suffix}"] = statistics.median(lost)
+            row[f"microseconds{suffix}"] = statistics.median(seconds) / (THREADS * calls) * 1e6
+        rows.append(row)
+    return rows
+
+
+def _race(size: int, calls: int, guard: AbstractContextManager[Any]) -> tuple[float, float]:
+    """The share of lost additions, and the seconds it took."""
+    tensor, one = torch.zeros(size), torch.ones(size)
+    begin = threading.Barrier(THREADS + 1)
+
+    def add() -> None:
+        torch.set_num_threads(1)
+        begin.wait()
+        for _ in range(calls):
+            with guard:
+                tensor.add_(one)
+
+    workers = [threading.Thread(target=add) for _ in range(THREADS)]
+    for worker in workers:
+        worker.start()
+    begin.wait()
+    started = time.perf_counter()
+    for worker in workers:
+        worker.join()
+    seconds = time.perf_counter() - started
+    return 1.0 - tensor.double().mean().item() / (THREADS * calls), seconds

@@ -27,17 +27,13 @@ STAGES = 4
 def backprop(net: Net, device: str, *, checkpointed: bool = False, fused: bool = False) -> Train:
     """Plain PyTorch.
 
-    Args:
-        net: The network.
-        device: The device.
-        checkpointed: Whether to retain only the boundaries of √L segments of the L layers, or of √T segments of T time
-            steps, and recompute the rest in the backward (Chen 2016, Gruslys 2016).
-        fused: Whether to update each weight within the backward, as soon as its gradient is known, and to free that.
+    `checkpointed` retains only the boundaries of √L segments of the L layers, or of √T segments of T time steps, and
+    recomputes the rest in the backward (Chen 2016, Gruslys 2016). `fused` updates each weight within the backward, as
+    soon as its gradient is known, and frees the gradient.
     """
-    layers = [layer.to(device) for layer in net.layers()]
-    model = nn.Sequential(*layers)
-    ways = {"rnn": _segments_of_time, "fc": _segments_of_depth, "conv": _segments_of_depth}
-    cost = partial(ways[net.kind], net, model) if checkpointed else lambda x, target: loss(model(x), target)
+    model = nn.Sequential(*net.layers()).to(device)
+    segments = _segments_of_time if net.kind == "rnn" else _segments_of_depth
+    cost = partial(segments, net, model) if checkpointed else lambda x, target: loss(model(x), target)
     if fused:
         for weight in model.parameters():
             weight.register_post_accumulate_grad_hook(partial(_update, SGD([weight])))
@@ -60,8 +56,7 @@ def _update(optimizer: torch.optim.Optimizer, weight: Tensor) -> None:
 
 def _segments_of_depth(net: Net, model: nn.Sequential, x: Tensor, target: Tensor) -> Tensor:
     count = round(math.sqrt(net.depth))
-    out: Any = checkpoint_sequential(model, count, x, use_reentrant=False, preserve_rng_state=False)
-    return loss(out, target)
+    return loss(checkpoint_sequential(model, count, x, use_reentrant=False, preserve_rng_state=False), target)
 
 
 def _segments_of_time(net: Net, model: nn.Sequential, x: Tensor, target: Tensor) -> Tensor:

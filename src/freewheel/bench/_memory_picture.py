@@ -49,13 +49,10 @@ def save_picture(sweeps: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def _figure(**options: Any) -> Any:
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise ModuleNotFoundError("a picture needs matplotlib: pip install 'freewheel[bench]'") from None
-    figure = Figure(**options)
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(**options)
 
 
 def _draw(axes: Any, sweep: Mapping[str, Any]) -> None:

@@ -16,15 +16,21 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from freewheel._cores import cores
+from freewheel._naps import Naps
 from freewheel.bench._contenders import Laps
 from freewheel.bench._machine import machine
-from freewheel.bench._straggler_stages import BACKWARD, FORWARD, STAGES, batch, stages
 from freewheel.methods import DSP, FDG, FR, GPipe, Method, PipeDream
 from freewheel.runtime import is_slow
 from freewheel.trainer import Epoch, Trainer
 
+STAGES = 3
+CLASSES = 10
+ROWS = 8  # samples in a batch of sleeping stages
+FORWARD, BACKWARD = 3e-3, 6e-3  # seconds of sleep per batch: long compared with running the plan
+WIDTH, DEPTH, COMPUTED = 384, 6, 64  # of computing stages, and the samples in their batches
 PERCENTAGES = (20, 50, 100, 150)
 PROBABILITY = 1 / 3
 
@@ -128,11 +134,11 @@ def _turn(contender: StragglerContender, percentage: int, *, seed: int, batches:
 
 def _drawn(repeats: int, batches: int) -> float:
     """The share of slow batches at the stage with the most of them, in the median round."""
-    shares = [
-        [is_slow(seed, k, n, PROBABILITY) for n in range(batches)] for seed in range(repeats) for k in range(STAGES)
+    most = [
+        max(sum(is_slow(seed, stage, batch, PROBABILITY) for batch in range(batches)) for stage in range(STAGES))
+        for seed in range(repeats)
     ]
-    means = [sum(share) / batches for share in shares]
-    return statistics.median(max(means[i : i + STAGES]) for i in range(0, len(means), STAGES))
+    return statistics.median(most) / batches
 
 
 def _row(contender: StragglerContender, rounds: Sequence[Sequence[Epoch]], batches: int) -> dict[str, Any]:
@@ -153,3 +159,49 @@ def _best(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     ours = [row["slow_downs"] for row in rows if row["name"].startswith("DSP")]
     theirs = [row["paper"] for row in rows if row["name"].startswith("DSP") and row["paper"]]
     return {"ours": [min(column) for column in zip(*ours)], "paper": [min(column) for column in zip(*theirs)]}
+
+
+class _Asleep(torch.autograd.Function):
+    """The identity, with a sleep in both directions in proportion to the samples."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, naps: Naps) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.naps, ctx.share = naps, x.shape[0] / ROWS
+        naps.take(FORWARD * ctx.share)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.naps.take(BACKWARD * ctx.share)
+        return gradient, None
+
+
+class Sleeper(nn.Module):
+    """A small layer that takes as long as a large one on its own device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(CLASSES, CLASSES)
+        self._naps = Naps()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer, and sleep."""
+        return _Asleep.apply(self.layer(x), self._naps)  # pyright: ignore[reportReturnType]
+
+
+def stages(*, asleep: bool) -> list[nn.Module]:
+    """Three stages, always with the same weights."""
+    torch.manual_seed(0)
+    if asleep:
+        return [Sleeper() for _ in range(STAGES)]
+    return [
+        nn.Sequential(*(layer for _ in range(DEPTH) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())))
+        for _ in range(STAGES)
+    ]
+
+
+def batch(*, asleep: bool) -> tuple[Tensor, Tensor]:
+    """Random numbers and classes, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    rows, width = (ROWS, CLASSES) if asleep else (COMPUTED, WIDTH)
+    return torch.randn(rows, width, generator=generator), torch.randint(CLASSES, (rows,), generator=generator)

@@ -8,7 +8,7 @@ noisy machine affects all of them alike. Between threads nothing is copied, and 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -53,7 +53,8 @@ def transport(
                     times.setdefault((name, size), []).append(_turn(partner, name, size, count))
                 what = f"{len(partner.names)} contenders, {count} round trips each"
                 log(f"{size} bytes: turn {repeat + 1} of {repeats}, {what}")
-    return {"rows": rows_of(times), "trips": counts, "machine": machine()}
+    rows = [row_of(name, size, turns) for (name, size), turns in times.items()]
+    return {"rows": rows, "trips": counts, "machine": machine()}
 
 
 def _turn(partner: Partner, name: str, size: int, trips: int) -> float:
@@ -67,12 +68,8 @@ def _turn(partner: Partner, name: str, size: int, trips: int) -> float:
     return 1e6 * (perf_counter() - begun) / trips / 2
 
 
-def rows_of(times: Mapping[tuple[str, int], list[float]]) -> list[dict[str, Any]]:
-    """A row per contender and size."""
-    return [_row(name, size, turns) for (name, size), turns in times.items()]
-
-
-def _row(name: str, size: int, turns: list[float]) -> dict[str, Any]:
+def row_of(name: str, size: int, turns: list[float]) -> dict[str, Any]:
+    """The result of a contender at a size."""
     middle = statistics.median(turns)
     copied = size >= LARGE and name != CHANNEL
     return {
