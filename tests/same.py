@@ -113,7 +113,7 @@ def train_all(runtimes: list[str], out: Path) -> None:
 def digests_of(checkout: Path, runtimes: list[str], out: Path) -> dict[str, str]:
     """The digests of a checkout, made in a process of its own."""
     path = os.pathsep.join([str(checkout / "src"), str(checkout / "tests")])
-    command = [sys.executable, str(HERE), "--digests", str(out), "--runtimes", *runtimes]
+    command = [sys.executable, "-P", str(HERE), "--digests", str(out), "--runtimes", *runtimes]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path}, cwd=checkout)
     return json.loads(out.read_text())
 

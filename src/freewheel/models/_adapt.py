@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from freewheel._errors import whole_number
-from freewheel.models._check import ImageShape, image_shape
+from freewheel.models._check import CHW, image_shape
 
 
 class Adapt(nn.Module):
@@ -40,7 +40,7 @@ class Adapt(nn.Module):
         return f"repeat={self.repeat}, size={self.size}"
 
 
-def adapted(in_shape: ImageShape, resize: int | None) -> tuple[OrderedDict[str, nn.Module], int]:
+def adapted(in_shape: CHW, resize: int | None) -> tuple[OrderedDict[str, nn.Module], int]:
     """The first layers of a network, none or an `Adapt`, and their output channels.
 
     Example:

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import nn
 
 from freewheel._errors import one_of, whole_number
-from freewheel.models._check import ImageShape, image_shape, out_side, require_side
+from freewheel.models._check import CHW, image_shape, out_side, require_side
 
 Activation = Literal["relu", "tanh"]
 
@@ -32,9 +32,7 @@ def _activation(name: str) -> type[nn.Module]:
     return _ACTIVATIONS[name]
 
 
-def convs(
-    *, activation: Activation = "relu", num_classes: int = 10, in_shape: ImageShape = (3, 32, 32)
-) -> nn.Sequential:
+def convs(*, activation: Activation = "relu", num_classes: int = 10, in_shape: CHW = (3, 32, 32)) -> nn.Sequential:
     """ConvS, table 8: one convolution and two linear layers.
 
     The table's one-dimensional pool is a misprint of the two-dimensional one, and a flatten precedes fc1.
@@ -60,9 +58,7 @@ def convs(
     )
 
 
-def convl(
-    *, activation: Activation = "relu", num_classes: int = 10, in_shape: ImageShape = (3, 32, 32)
-) -> nn.Sequential:
+def convl(*, activation: Activation = "relu", num_classes: int = 10, in_shape: CHW = (3, 32, 32)) -> nn.Sequential:
     """ConvL, table 11: five blocks of convolution, BatchNorm, activation and pool, then a classifier.
 
     The convolutions pad by 2 with a kernel of 3, so each enlarges the image by 2 and no image is too small
@@ -87,7 +83,7 @@ def convl(
     return nn.Sequential(layers)
 
 
-def fcs(*, activation: Activation = "relu", num_classes: int = 10, in_shape: ImageShape = (3, 32, 32)) -> nn.Sequential:
+def fcs(*, activation: Activation = "relu", num_classes: int = 10, in_shape: CHW = (3, 32, 32)) -> nn.Sequential:
     """FCS, table 9: three linear layers, then the classifier fc4 that the table omits.
 
     Table 9 ends in the 256 outputs of fc3; table 5 lists the activation ac3 after it, which is useful only
@@ -113,7 +109,7 @@ def fcs(*, activation: Activation = "relu", num_classes: int = 10, in_shape: Ima
     )
 
 
-def fcl(*, activation: Activation = "relu", num_classes: int = 10, in_shape: ImageShape = (3, 32, 32)) -> nn.Sequential:
+def fcl(*, activation: Activation = "relu", num_classes: int = 10, in_shape: CHW = (3, 32, 32)) -> nn.Sequential:
     """FCL, table 10: five linear layers with BatchNorm, then a classifier.
 
     Example:

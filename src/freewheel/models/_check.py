@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from freewheel._errors import of_type, whole_number
 
-ImageShape = tuple[int, int, int]  # channels, height, width
+CHW = tuple[int, int, int]  # channels, height, width
 
 
 def image_shape(value: object) -> tuple[int, ...]:

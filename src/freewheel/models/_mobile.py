@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from freewheel._errors import whole_number
 from freewheel.models._adapt import adapted
 from freewheel.models._blocks import conv, kaiming_
-from freewheel.models._check import ImageShape
+from freewheel.models._check import CHW
 
 # Sandler et al. (2018), table 2: expansion, channels, blocks and stride of each group.
 _MOBILENET_V2 = (
@@ -81,9 +81,7 @@ class SamePad(nn.Module):
         return f"kernel={self.kernel}, stride={self.stride}"
 
 
-def mobilenet_v2(
-    *, resize: int | None = None, num_classes: int = 10, in_shape: ImageShape = (3, 224, 224)
-) -> nn.Sequential:
+def mobilenet_v2(*, resize: int | None = None, num_classes: int = 10, in_shape: CHW = (3, 224, 224)) -> nn.Sequential:
     """MobileNetV2 (Sandler et al. 2018) with the parameter names of torchvision.
 
     Args:
@@ -117,7 +115,7 @@ def mobilenet_v2(
 
 
 def efficientnet_lite0(
-    *, resize: int | None = None, num_classes: int = 10, in_shape: ImageShape = (3, 224, 224)
+    *, resize: int | None = None, num_classes: int = 10, in_shape: CHW = (3, 224, 224)
 ) -> nn.Sequential:
     """EfficientNet-Lite0 with the parameter names of the `efficientnet_lite_pytorch` package.
 

@@ -8,13 +8,13 @@ from torch import nn
 
 from freewheel._errors import whole_number
 from freewheel.models._blocks import conv, kaiming_
-from freewheel.models._check import ImageShape, image_shape, require_side
+from freewheel.models._check import CHW, image_shape, require_side
 
 # Configuration E of Simonyan and Zisserman (2015), table 1: convolutions and channels between the pools.
 _VGG19 = ((2, 64), (2, 128), (4, 256), (4, 512), (4, 512))
 
 
-def vgg19(*, num_classes: int = 10, in_shape: ImageShape = (3, 32, 32)) -> nn.Sequential:
+def vgg19(*, num_classes: int = 10, in_shape: CHW = (3, 32, 32)) -> nn.Sequential:
     """VGG-19 with BatchNorm and a single linear layer as classifier, as is usual for 32x32 images.
 
     Example:
@@ -37,7 +37,7 @@ def vgg19(*, num_classes: int = 10, in_shape: ImageShape = (3, 32, 32)) -> nn.Se
     return kaiming_(nn.Sequential(layers))
 
 
-def digits_cnn(*, width: int = 16, num_classes: int = 10, in_shape: ImageShape = (1, 8, 8)) -> nn.Sequential:
+def digits_cnn(*, width: int = 16, num_classes: int = 10, in_shape: CHW = (1, 8, 8)) -> nn.Sequential:
     """Eight convolutions for 8x8 digits, with equal work before and after the pool.
 
     Four convolutions of `width` channels, a pool, four of twice as many: halving the sides of the image and

@@ -10,13 +10,13 @@ from torch import nn
 
 from freewheel._errors import number, one_of, whole_number
 from freewheel.models._blocks import BasicBlock, Bottleneck, PreActBottleneck, WideBlock, conv, kaiming_
-from freewheel.models._check import ImageShape, image_shape
+from freewheel.models._check import CHW, image_shape
 
 
 def _assemble(
     block: Callable[..., nn.Module],
     num_classes: int,
-    in_shape: ImageShape,
+    in_shape: CHW,
     *,
     stem: int,
     widths: Sequence[int],
@@ -57,7 +57,7 @@ def _blocks_per_group(depth: int, per_block: int, rest: int) -> int:
 
 
 def cifar_resnet(
-    *, depth: int, shortcut: str = "pad", num_classes: int = 10, in_shape: ImageShape = (3, 32, 32)
+    *, depth: int, shortcut: str = "pad", num_classes: int = 10, in_shape: CHW = (3, 32, 32)
 ) -> nn.Sequential:
     """The ResNet of depth 6n + 2 with basic blocks (He et al. 2016, section 4.2).
 
@@ -75,7 +75,7 @@ def cifar_resnet(
     return _assemble(block, num_classes, in_shape, stem=16, widths=(16, 32, 64), depths=depths)
 
 
-def preact_resnet(*, depth: int, num_classes: int = 10, in_shape: ImageShape = (3, 32, 32)) -> nn.Sequential:
+def preact_resnet(*, depth: int, num_classes: int = 10, in_shape: CHW = (3, 32, 32)) -> nn.Sequential:
     """The pre-activation ResNet of depth 9n + 2 with bottleneck blocks (He et al. 2016b).
 
     ResNet-1001 has 10.3M parameters, and 10.2M (as published) without those of BatchNorm.
@@ -89,7 +89,7 @@ def preact_resnet(*, depth: int, num_classes: int = 10, in_shape: ImageShape = (
     return _assemble(PreActBottleneck, num_classes, in_shape, stem=16, widths=widths, depths=depths, preact=True)
 
 
-def resnet18(*, num_classes: int = 10, in_shape: ImageShape = (3, 32, 32)) -> nn.Sequential:
+def resnet18(*, num_classes: int = 10, in_shape: CHW = (3, 32, 32)) -> nn.Sequential:
     """ResNet-18 with a 3x3 stem and no max-pool, which keeps 32x32 images at full size up to the blocks.
 
     Example:
@@ -99,7 +99,7 @@ def resnet18(*, num_classes: int = 10, in_shape: ImageShape = (3, 32, 32)) -> nn
     return _assemble(BasicBlock, num_classes, in_shape, stem=64, widths=(64, 128, 256, 512), depths=(2, 2, 2, 2))
 
 
-def resnet50(*, num_classes: int = 10, in_shape: ImageShape = (3, 32, 32)) -> nn.Sequential:
+def resnet50(*, num_classes: int = 10, in_shape: CHW = (3, 32, 32)) -> nn.Sequential:
     """ResNet-50 with a 3x3 stem and no max-pool; the 3x3 convolution of a block has the stride.
 
     Example:
@@ -110,7 +110,7 @@ def resnet50(*, num_classes: int = 10, in_shape: ImageShape = (3, 32, 32)) -> nn
 
 
 def resnext29(
-    *, cardinality: int = 8, width: int = 64, num_classes: int = 10, in_shape: ImageShape = (3, 32, 32)
+    *, cardinality: int = 8, width: int = 64, num_classes: int = 10, in_shape: CHW = (3, 32, 32)
 ) -> nn.Sequential:
     """ResNeXt-29 (Xie et al. 2017, section 5.3).
 
@@ -138,7 +138,7 @@ def resnext29(
 
 
 def wide_resnet(
-    *, depth: int, widen: int, dropout: float = 0.0, num_classes: int = 10, in_shape: ImageShape = (3, 32, 32)
+    *, depth: int, widen: int, dropout: float = 0.0, num_classes: int = 10, in_shape: CHW = (3, 32, 32)
 ) -> nn.Sequential:
     """The wide ResNet of depth 6n + 4 (Zagoruyko and Komodakis 2016).
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from freewheel._errors import whole_number
 from freewheel.models._adapt import adapted
-from freewheel.models._check import ImageShape
+from freewheel.models._check import CHW
 
 # The first layers of the second, third and fourth stage; what precedes the blocks is in the first stage, what
 # follows them in the last. The paper counts 13 layers in the core of MobileNetV3-Small, which has 11
@@ -24,7 +24,7 @@ CUTS = {
 
 
 def torchvision_net(
-    *, net: str, resize: int | None = None, num_classes: int = 10, in_shape: ImageShape = (3, 224, 224)
+    *, net: str, resize: int | None = None, num_classes: int = 10, in_shape: CHW = (3, 224, 224)
 ) -> nn.Sequential:
     """A network of torchvision as an `nn.Sequential`, with the same layers, parameter names and results.
 
