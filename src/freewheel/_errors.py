@@ -51,13 +51,8 @@ def number(
         ...
         ValueError: clip=-1: give the largest gradient norm, a number above 0
     """
-    bound = (
-        f"a number above {above:g}"
-        if above is not None
-        else f"a number, {least:g} or more"
-        if least is not None
-        else "a number"
-    )
+    bound = "a number" + (f", {least:g} or more" if least is not None else "")
+    bound = bound if above is None else f"a number above {above:g}"
     advice = f"give {hint + ', ' if hint else ''}{bound}"
     given = float(of_type(name, value, (int, float), advice))
     low = (above is not None and not given > above) or (least is not None and not given >= least)

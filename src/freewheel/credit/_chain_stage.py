@@ -102,8 +102,6 @@ class ChainStage(Stage):
         gap = self.delay - (schedule.order == "backward")
         return Stash(self.module, predict=gap if schedule.weights == "predict" else 0)
 
-    # -- forward ---------------------------------------------------------------------------------------------------
-
     def forward(
         self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0, weight: float = 1.0
     ) -> Tree:
@@ -171,8 +169,6 @@ class ChainStage(Stage):
         leaves, spec = flatten(out)
         return leaves, spec, inputs
 
-    # -- backward and update ---------------------------------------------------------------------------------------
-
     def backward(self, unit: Unit, gradients: Gradients | None) -> Gradients:
         """Backpropagate the gradients of the outputs: accumulate those of the weights, return those of the inputs."""
         graph = self._graphs.pop(unit, None)
@@ -221,8 +217,6 @@ class ChainStage(Stage):
         gradients, stale_weights = self._gradients, self._stale_weights
         self._gradients, self._stale_weights = [], ()
         self._apply(gradients, stale_weights)
-
-    # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def _record_and_retain(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
         """Run a forward, store its graph and retain what a checkpoint needs to rebuild it."""

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,21 @@ from freewheel.tangents import (
 
 if TYPE_CHECKING:
     from freewheel.credit.forward import Forward
+
+
+class DualInput(NamedTuple):
+    """The input of a stage's passes."""
+
+    leaves: list[Any]
+    shape: Shape
+    tangents: list[list[Tensor | None]]  # of the leaves, for each direction
+    target: Tree
+    has_loss: bool  # False in a sequence before its end
+
+    @property
+    def constant(self) -> bool:
+        """Whether no leaf has a tangent."""
+        return all(o is None for each in self.tangents for o in each)
 
 
 class DualStage(Stage):
@@ -110,58 +125,25 @@ class DualStage(Stage):
         self._scrubs = pending["scrubs"]
         self._signatures = dict(pending["signatures"])
 
-    # -- passes -----------------------------------------------------------------------------------------------------
-
-    def _passes(
-        self,
-        unit: Unit,
-        pending: PendingBatch,
-        x: tuple[list[Any], Shape],
-        moved: list[list[Tensor | None]],
-        target: Tree,
-        has_loss: bool,
-    ) -> list[SplitDuals]:
-        """Run the passes of all tangents; return values and tangents, in the last stage the loss and its derivative.
-
-        Args:
-            unit: The batch and micro-batch.
-            pending: The pending batch.
-            x: The input's leaves and shape.
-            moved: For each direction, the tangents of the input's leaves.
-            target: The target, for the last stage.
-            has_loss: Whether there is a loss; a sequence has one only at its end.
-        """
-        constant = all(o is None for each in moved for o in each)
+    def _passes(self, unit: Unit, pending: PendingBatch, x: DualInput) -> list[SplitDuals]:
+        """Run the passes of all tangents; return values and tangents, in the last stage the loss and its derivative."""
         count = self.tangents.tangents
-        if constant and pending.frozen and not self._recurrent:  # without tangents, all passes are the same
-            return [self._run(unit, 0, pending, x, moved[0], target, constant)] * count
-        if self._compiles:
-            out = self._run_compiled(unit, pending, x, moved, target, has_loss)
-            if out is not None:
-                return out
-        return [self._run(unit, p, pending, x, moved[p], target, constant) for p in range(count)]
+        if x.constant and pending.frozen and not self._recurrent:  # without tangents, all passes are the same
+            return [self._run(unit, 0, pending, x)] * count
+        out = self._run_compiled(unit, pending, x) if self._compiles else None
+        return [self._run(unit, p, pending, x) for p in range(count)] if out is None else out
 
-    def _run(
-        self,
-        unit: Unit,
-        p: int,
-        pending: PendingBatch,
-        x: tuple[list[Any], Shape],
-        moved: list[Tensor | None],
-        target: Tree,
-        constant: bool,
-    ) -> SplitDuals:
-        """Run one pass; `constant` is whether the input has no tangents."""
-        leaves, shape = x
+    def _run(self, unit: Unit, p: int, pending: PendingBatch, x: DualInput) -> SplitDuals:
+        """Run one pass."""
         # The first forward runs on a copy to detect whether the module edits its input; later only editors get a copy.
         # Input from another stage belongs to this one, and needs a copy only if another pass follows.
         copied = self._edits and (self.index == 0 or p < self.tangents.tangents - 1)
-        used = copies(leaves) if copied else leaves
+        used = copies(x.leaves) if copied else x.leaves
         self._alias_guard.note_input(used)
         before = versions(used) if self._edits else []
-        duals = [t if o is None else dual(t, o) for t, o in zip(used, moved)]
-        with self._pass(unit, p, pending, constant=constant):
-            result = self._call_split(unit, unflatten(duals, shape), target)
+        duals = [t if o is None else dual(t, o) for t, o in zip(used, x.tangents[p])]
+        with self._pass(unit, p, pending, constant=x.constant):
+            result = self._call_split(unit, unflatten(duals, x.shape), x.target)
         self._edits = self._edits and versions(used) != before
         return result
 
@@ -169,60 +151,47 @@ class DualStage(Stage):
         result = self._call(unit, x, target)
         return (result[0], [result[1]]) if self.is_last else split_duals(result)
 
-    def _run_compiled(
-        self,
-        unit: Unit,
-        pending: PendingBatch,
-        x: tuple[list[Any], Shape],
-        moved: list[list[Tensor | None]],
-        target: Tree,
-        has_loss: bool,
-    ) -> list[SplitDuals] | None:
+    def _run_compiled(self, unit: Unit, pending: PendingBatch, x: DualInput) -> list[SplitDuals] | None:
         """Run all passes compiled; return None for a form of input that is not compiled.
 
         A pass is compiled for the first form of input, and again if other parameters are trained.
         """
-        leaves, _ = x
-        key = tuple(alpha > 0 for alpha in pending.alphas), has_loss
-        given, target_shape = flatten(to_device(target, self.device))
+        key = tuple(alpha > 0 for alpha in pending.alphas), x.has_loss
+        target, target_shape = flatten(to_device(x.target, self.device))
         ready = self._compiled.get(key)
         known = self._signatures.get(key) if ready is None else ready.signature
-        if known is not None and known != signature_of(leaves, moved[0], given):
+        if known is not None and known != signature_of(x.leaves, x.tangents[0], target):
             return None
-        used = self._probe(unit, pending, x, moved[0], target) if ready is None else ready.used
+        used = self._probe(unit, pending, x) if ready is None else ready.used
         self._edits = self._edits if ready is None else ready.edits
         if ready is None and self._draws:
             warnings.warn(f"stage {self.index} draws random numbers (dropout?) and is not compiled", stacklevel=1)
             self._compiles = False
             return None
-        sources = [
-            TangentSource(self._directions, pending, self._tangent_key(unit, p)) for p in range(self.tangents.tangents)
-        ]
+        keys = [self._tangent_key(unit, p) for p in range(self.tangents.tangents)]
+        sources = [TangentSource(self._directions, pending, each) for each in keys]
         us = {index: torch.stack([source.tangent(index) for source in sources]) for index in used}  # pyright: ignore
         if ready is None:
             with restored_buffers(self.module):
                 ready = self._compiled[key] = CompiledPass(
                     lambda x, y: self._call_split(unit, x, y),
                     self._directions.index_of,
-                    (copies(leaves), x[1]),
-                    [copies(each) for each in moved],
-                    (given, target_shape),
+                    (copies(x.leaves), x.shape),
+                    [copies(each) for each in x.tangents],
+                    (target, target_shape),
                     us,
                     edits=self._edits,
                 )
-        values = copies(leaves) if self._edits and self.index == 0 else leaves
+        values = copies(x.leaves) if self._edits and self.index == 0 else x.leaves
         self._alias_guard.note_input(values)
-        return ready(values, moved, given, list(us.values()))
+        return ready(values, x.tangents, target, list(us.values()))
 
-    def _probe(
-        self, unit: Unit, pending: PendingBatch, x: tuple[list[Any], Shape], moved: list[Tensor | None], target: Tree
-    ) -> list[int]:
+    def _probe(self, unit: Unit, pending: PendingBatch, x: DualInput) -> list[int]:
         """Run a pass on copies to find the used parameters, and detect random numbers and edits of the input."""
-        leaves, shape = copies(x[0]), x[1]
-        trial = replace(pending, used=set())
-        duals = [t if o is None else dual(t, o) for t, o in zip(leaves, copies(moved))]
+        leaves, trial = copies(x.leaves), replace(pending, used=set())
+        duals = [t if o is None else dual(t, o) for t, o in zip(leaves, copies(x.tangents[0]))]
         with scratch_buffers(self.module), self._pass(unit, 0, trial, constant=False):
-            self._call(unit, unflatten(duals, shape), target)
+            self._call(unit, unflatten(duals, x.shape), x.target)
         self._edits = any(versions(leaves))
         return sorted(trial.used)
 

@@ -18,7 +18,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from freewheel.corrections import Gradients
 from freewheel.credit._chain_stage import gradient_norms
-from freewheel.credit._dual_stage import DualStage
+from freewheel.credit._dual_stage import DualInput, DualStage
 from freewheel.plan import Message, Op, Unit
 from freewheel.stage import (
     Blueprint,
@@ -84,8 +84,6 @@ class ForwardStage(DualStage):
         self._learns: tuple[PendingBatch, Derivatives] | None = None  # the batch of the next update
         self._gradients: Gradients = []
 
-    # -- checkpoints -----------------------------------------------------------------------------------------------
-
     def pending(self) -> dict[str, Any]:
         """Add the batches whose derivative is not known yet."""
         return {
@@ -109,8 +107,6 @@ class ForwardStage(DualStage):
         """Invert `encode`."""
         return None if message is None else Dual(*message)
 
-    # -- forward ---------------------------------------------------------------------------------------------------
-
     def forward(
         self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0, weight: float = 1.0
     ) -> Tree:
@@ -123,9 +119,9 @@ class ForwardStage(DualStage):
         given = to_device(x, self.device)
         values, tangents = given if self.index else (given, [])
         leaves, shape = flatten(values)
-        moved: list[list[Tensor | None]] = tangents or [[None] * len(leaves)] * self.tangents.tangents
         self._share = share
-        out = self._passes(unit, self._batches[batch], (leaves, shape), moved, target, share > 0)
+        none: list[list[Tensor | None]] = [[None] * len(leaves)] * self.tangents.tangents
+        out = self._passes(unit, self._batches[batch], DualInput(leaves, shape, tangents or none, target, share > 0))
         if not self.is_last:
             return self._message(out, self._batches[batch])
         loss = out[0][0]
@@ -151,8 +147,6 @@ class ForwardStage(DualStage):
         for g, (_, o) in zip(found, pairs):
             samples = samples if g is None else samples + (g * o).flatten(1).sum(1)
         return loss.detach(), samples
-
-    # -- update ----------------------------------------------------------------------------------------------------
 
     def learn(self, batch: int, derivatives: Derivatives) -> None:
         """Set the directional derivatives of a batch for the next update."""

@@ -52,8 +52,7 @@ class PredictorOptions:
 class Predictor(nn.Module):
     """A network per tensor: convolutions for images, otherwise a perceptron, applied to each position if any.
 
-    The last layer starts with zeros, so nothing is learned before the first fit. Labels are one-hot channels or
-    features.
+    The last layer starts with zeros, so nothing is learned before the first fit. Labels are one-hot features.
 
     Example:
         >>> predictor = Predictor([(4, 3), (2, 6)], PredictorOptions(labels=True), classes=10)

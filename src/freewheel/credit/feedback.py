@@ -116,8 +116,6 @@ class FeedbackStage(ChainStage):
         self._errors: dict[Unit, Tensor] = {}  # at the output, in the last stage
         self._output: tuple[Tensor, Tensor] | None = None  # of the network, and the copy that the loss depends on
 
-    # -- forward ---------------------------------------------------------------------------------------------------
-
     def _record(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
         """Run a forward and store its blocks, each with the number of the next layer, None for the last."""
         with torch.enable_grad(), self.weights.forward(self.version) as weights:
@@ -157,8 +155,6 @@ class FeedbackStage(ChainStage):
         copy = out.detach().requires_grad_()
         self._output = out, copy
         return self._loss(copy, target)
-
-    # -- backward --------------------------------------------------------------------------------------------------
 
     def _take_signal(self, unit: Unit, signal: Tensor | None) -> None:
         if signal is not None:

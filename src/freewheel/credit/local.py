@@ -101,8 +101,6 @@ class LocalStage(AuxiliaryStage):
         super()._forget()
         self._replay_buffer: deque[StoredInput] = deque(maxlen=max(1, self._options.replay))
 
-    # -- forward ---------------------------------------------------------------------------------------------------
-
     def _pass(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
         """Forward the newest input, and learn from it or from one in the replay buffer.
 
@@ -151,8 +149,6 @@ class LocalStage(AuxiliaryStage):
             self._graphs[unit] = Graph([], outputs, [None] * len(outputs), weights, before.version)
         return leaves, spec
 
-    # -- update ----------------------------------------------------------------------------------------------------
-
     def _trained(self) -> list[nn.Parameter]:
         return [*self.weights.live, *(self.auxiliary.weights if self.auxiliary else ())]
 
@@ -168,8 +164,6 @@ class LocalStage(AuxiliaryStage):
         super()._stepped()
         if self.auxiliary is not None:
             self.auxiliary.step()
-
-    # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def pending(self) -> dict[str, Any]:
         """Add the replay buffer."""

@@ -103,8 +103,7 @@ class Synthetic(PredictorOptions, Credit):
 class SyntheticStage(AuxiliaryStage):
     """A stage with a predictor, whose stored inputs are the outputs that await their fit.
 
-    A predictor returns the gradient times the number of samples, which is independent of the batch size for a mean
-    loss.
+    A predictor returns the gradient times the number of samples, which for a mean loss does not depend on that number.
     """
 
     def __init__(self, blueprint: Blueprint, synthetic: Synthetic) -> None:

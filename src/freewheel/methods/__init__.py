@@ -28,10 +28,8 @@ from freewheel.racing import (
 )
 
 _CHAIN = (BP, GPipe, OneFOneB, DDG, FR, PipeDream, FDG, DSP, PipeMare)
-_FORWARD = (FGD, FGDMP, FGDDP, FGDSync, AsyncFGD)
-_OWN = (DGL, DNI)
-_FEEDBACK = (FA, DFA, SDFA, DRTP)
-METHODS: dict[str, type[Method]] = {m.name: m for m in (*_CHAIN, *_FORWARD, *_OWN, *_FEEDBACK)}
+_OTHERS = (FGD, FGDMP, FGDDP, FGDSync, AsyncFGD, DGL, DNI, FA, DFA, SDFA, DRTP)
+METHODS: dict[str, type[Method]] = {m.name: m for m in (*_CHAIN, *_OTHERS)}
 RACES: dict[str, type[Racing]] = {m.name: m for m in (AsyncLU, AsyncBU, Hogwild, LAPSGD, LPPSGD)}  # without a plan
 
 

@@ -57,8 +57,5 @@ class PipeMare(Method):
             title=self.name,
             delays=tuple(range(k - 1, -1, -1)),
             weights="current",
-            corrections=[
-                StalenessStep(self.anneal),
-                *([Discrepancy(self.decay)] if self.decay is not None else []),
-            ],
+            corrections=[StalenessStep(self.anneal), *([Discrepancy(self.decay)] if self.decay is not None else [])],
         )

@@ -20,7 +20,6 @@ credit may add its own: see `freewheel.credit`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 Unit = tuple[int, int]  # batch, micro-batch
@@ -55,7 +54,7 @@ class Op:
     is_receive: bool
     is_compute: bool
 
-    def __new__(cls, value: str, noun: str = "", *, ticks: bool = False) -> Op:
+    def __new__(cls, value: str, noun: str = "", ticks: bool = False) -> Op:
         if value in cls._known:
             return cls._known[value]
         if not noun:
@@ -72,16 +71,11 @@ class Op:
         """Return all ops, including those added by credits."""
         return list(cls._known.values())
 
-    def __reduce__(self) -> tuple[Callable[..., Op], tuple[str, str, bool]]:
-        return _op, (self.value, self.noun, self.ticks)
+    def __reduce__(self) -> tuple[type[Op], tuple[str, str, bool]]:
+        return Op, (self.value, self.noun, self.ticks)
 
     def __repr__(self) -> str:
         return f"Op({self.value!r})"
-
-
-def _op(value: str, noun: str, ticks: bool) -> Op:
-    """Unpickle an op."""
-    return Op(value, noun, ticks=ticks)
 
 
 Op.FORWARD = Op("F", "forward", ticks=True)

@@ -17,9 +17,9 @@ Route = tuple[str, int]  # letter of a message, and its boundary: the lower of t
 class StuckError(Exception):
     """Deadlock: each unfinished stage waits forever at one of these positions."""
 
-    def __init__(self, positions: list[Position]) -> None:
-        super().__init__(positions)
-        self.positions = positions
+    @property
+    def positions(self) -> list[Position]:
+        return self.args[0]
 
 
 def routes(schedule: Schedule, stage: int) -> dict[Op, Route]:
@@ -57,9 +57,9 @@ def march(schedule: Schedule, streams: Streams) -> Iterator[tuple[Position, Acti
     known = [routes(schedule, stage) for stage in range(len(streams))]
     room = {route: capacity(schedule, *route) for each in known for route in each.values()}
     queues: dict[Route, deque[Position]] = {route: deque() for route in room}
-    moved = True
-    while moved:
-        moved = False
+    progressed = True
+    while progressed:
+        progressed = False
         for stage, actions in enumerate(streams):
             while at[stage] < len(actions):
                 position, action, source = (stage, at[stage]), actions[at[stage]], None
@@ -78,7 +78,7 @@ def march(schedule: Schedule, streams: Streams) -> Iterator[tuple[Position, Acti
                         source = queue.popleft()
                 yield position, action, source
                 at[stage] += 1
-                moved = True
+                progressed = True
     stuck = [(stage, i) for stage, i in enumerate(at) if i < len(streams[stage])]
     if stuck:
         raise StuckError(stuck)

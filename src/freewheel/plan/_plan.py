@@ -154,9 +154,7 @@ class Plan:
             elif op is extra:
                 inputs -= 1
             most = Memory(
-                max(most.inputs, inputs),
-                max(most.graphs, graphs),
-                max(most.weights, 1 + len(set(seen.values()))),
+                max(most.inputs, inputs), max(most.graphs, graphs), max(most.weights, 1 + len(set(seen.values())))
             )
         return most
 

@@ -94,8 +94,6 @@ class Stage(ABC):
             CLIP.receive: lambda unit, norm: setattr(self, "_norm", norm),
         }
 
-    # -- calling the module ----------------------------------------------------------------------------------------
-
     def _call(self, unit: Unit, x: Tree, target: Tree) -> Tree:
         """Run the module, and the loss after the last one, with the random numbers of this unit."""
         dtype = self.config.autocast
@@ -123,8 +121,6 @@ class Stage(ABC):
         if tensors_among([loss]) and not loss.dim():
             return loss
         raise TypeError(f"loss returned {described(loss)}: it must return a tensor without dimensions; take its mean()")
-
-    # -- update ----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def contribution(self) -> Tree:
@@ -198,8 +194,6 @@ class Stage(ABC):
     def _updated(self) -> None:
         self.weights.updated()
         self.version += 1
-
-    # -- state -----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Return a copy of weights, buffers, optimizer, scheduler, corrections and head."""

@@ -196,62 +196,36 @@ class Current(WeightVersions):
         if self._replayed is not None:
             packed = packed.replayed(next(self._replayed, None))
         if self.saved is not None:
-            self.saved.append(packed.plain())
+            self.saved.append(packed.tensor if packed.view is None else packed.view)
         return packed
 
     def _packed(self, tensor: Tensor) -> _Packed:
         for span, index in self._spans.get(tensor.untyped_storage().data_ptr(), ()):
             if tensor.storage_offset() in span:
-                return _View(index, tensor.size(), tensor.stride(), int(tensor.storage_offset()) - span.start)
-        return _Value(tensor)
+                offset = int(tensor.storage_offset()) - span.start
+                return _Packed(None, (index, tensor.size(), tensor.stride(), offset))
+        return _Packed(tensor)
 
     def _unpack(self, packed: _Packed) -> Tensor:
-        return packed.resolve(self._seen)
+        if packed.view is None:
+            return packed.tensor  # pyright: ignore[reportReturnType]
+        index, size, stride, offset = packed.view
+        weight = self._seen[index].detach()
+        return weight.as_strided(size, stride, weight.storage_offset() + offset)
 
 
-class _Value(NamedTuple):
-    """A saved tensor that is no view of a weight."""
+class _Packed(NamedTuple):
+    """A saved tensor; or a view of a weight, by the weight's index and the view's size, stride and offset."""
 
-    tensor: Tensor
+    tensor: Tensor | None
+    view: tuple[int, torch.Size, tuple[int, ...], int] | None = None
 
-    def resolve(self, weights: Tensors) -> Tensor:
-        return self.tensor
-
-    def plain(self) -> Any:
-        """Return it in plain containers, for a checkpoint."""
-        return self.tensor
-
-    def replayed(self, saved: Any) -> _Value:
-        """Return the value saved the first time, if it has the same form."""
-        if [(t.shape, t.dtype) for t in tensors_among([saved])] != [(self.tensor.shape, self.tensor.dtype)]:
+    def replayed(self, saved: Any) -> _Packed:
+        """Return what was saved the first time, if it has the same form."""
+        ours, theirs = ([(t.shape, t.dtype) for t in tensors_among([each])] for each in (self.tensor, saved))
+        if ours != theirs or (self.view is not None and saved != self.view):
             raise ValueError(OTHER_GRAPH)
-        return _Value(saved)
-
-
-class _View(NamedTuple):
-    """A view of a weight, without the weight."""
-
-    weight: int
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-
-    def resolve(self, weights: Tensors) -> Tensor:
-        weight = weights[self.weight].detach()
-        return weight.as_strided(self.size, self.stride, weight.storage_offset() + self.offset)
-
-    def plain(self) -> Any:
-        """Return it in plain containers, for a checkpoint."""
-        return tuple(self)
-
-    def replayed(self, saved: Any) -> _View:
-        """Return this view, if it is the one saved the first time."""
-        if tensors_among([saved]) or saved != tuple(self):
-            raise ValueError(OTHER_GRAPH)
-        return self
-
-
-_Packed = _Value | _View
+        return _Packed(saved) if self.view is None else self
 
 
 def _copy_all(targets: Tensors, sources: Tensors) -> None:

@@ -24,7 +24,7 @@ class CompiledPass:
         call: Runs the module on a dual input and a target, and splits the result into values and tangents.
         index_of: Returns the index of a parameter of the stage, None for any other tensor.
         x: The input's leaves and shape.
-        moved: For each tangent, the input's tangents; None for a leaf without one.
+        input_tangents: For each tangent, the input's tangents; None for a leaf without one.
         target: The target's leaves and shape.
         us: For each used parameter, its stacked tangents.
         edits: Whether the module changes its input in place, as tracing does with `x`.
@@ -35,51 +35,51 @@ class CompiledPass:
         call: Callable[[Any, Any], SplitDuals],
         index_of: Callable[[Tensor], int | None],
         x: tuple[list[Any], Shape],
-        moved: list[list[Tensor | None]],
+        input_tangents: list[list[Tensor | None]],
         target: tuple[list[Any], Shape],
         us: dict[int, Tensor],
         *,
         edits: bool,
     ) -> None:
         self.used, self.edits = list(us), edits
-        self.signature = signature_of(x[0], moved[0], target[0])
-        self._moves = [o is not None for o in moved[0]]
+        self.signature = signature_of(x[0], input_tangents[0], target[0])
+        self._has_tangent = [o is not None for o in input_tangents[0]]
         template = _template([*x[0], *target[0]])
         seen: list[SplitDuals] = []  # the results of tracing
 
         def run(values: list[Tensor], tangents: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
             every, ours = _filled(template, values), iter(tangents)
             leaves, goal = every[: len(x[0])], every[len(x[0]) :]
-            duals = [make_dual(leaf, next(ours)) if moves else leaf for leaf, moves in zip(leaves, self._moves)]
+            duals = [make_dual(leaf, next(ours)) if has else leaf for leaf, has in zip(leaves, self._has_tangent)]
             source = FixedTangents(index_of, dict(zip(self.used, ours)))
             with torch.enable_grad(), DualMode(source, {}):
                 seen.append(call(unflatten(duals, x[1]), unflatten(goal, target[1])))
             out, found = seen[-1]
             return tensors_among(flatten(out)[0]), tensors_among(found)
 
-        self._run = compiled(run, tensors_among([*x[0], *target[0]]), [*self._stacked(moved), *us.values()])
+        self._run = compiled(run, tensors_among([*x[0], *target[0]]), [*self._stacked(input_tangents), *us.values()])
         out, found = seen[0]
         leaves, self._shape = flatten(out)
         self._template = _template(leaves)
         self._found = [t is not None for t in found]
 
     def __call__(
-        self, x: list[Any], moved: list[list[Tensor | None]], target: list[Any], us: list[Tensor]
+        self, x: list[Any], input_tangents: list[list[Tensor | None]], target: list[Any], us: list[Tensor]
     ) -> list[SplitDuals]:
         """Run the pass and return the result for each tangent."""
         with torch.no_grad():
-            values, tangents = self._run(tensors_among([*x, *target]), [*self._stacked(moved), *us])
+            values, tangents = self._run(tensors_among([*x, *target]), [*self._stacked(input_tangents), *us])
         out = unflatten(_filled(self._template, values), self._shape)
         results: list[SplitDuals] = []
-        for p in range(len(moved)):
+        for p in range(len(input_tangents)):
             each = iter(tangents)
             results.append((out, [next(each)[p] if has else None for has in self._found]))
         return results
 
-    def _stacked(self, moved: list[list[Tensor | None]]) -> list[Tensor]:
+    def _stacked(self, input_tangents: list[list[Tensor | None]]) -> list[Tensor]:
         """Stack the input's tangents, for the leaves that have any."""
-        each = [[o for o in leaf if o is not None] for leaf in zip(*moved)]
-        return [torch.stack(leaf) for leaf, moves in zip(each, self._moves) if moves]
+        each = [[o for o in leaf if o is not None] for leaf in zip(*input_tangents)]
+        return [torch.stack(leaf) for leaf, has in zip(each, self._has_tangent) if has]
 
 
 def signature_of(*lists: Sequence[Any]) -> list[Any]:

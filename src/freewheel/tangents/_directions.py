@@ -121,8 +121,6 @@ class Directions:
             out[named[name]] = self._scaled(tangent.detach().to(weight, copy=True), pending, named[name])
         return out
 
-    # -- within a pass ---------------------------------------------------------------------------------------------
-
     def index_of(self, tensor: Tensor) -> int | None:
         """Return the index of a trainable parameter; None for any other tensor."""
         return self._index.get(id(tensor))
@@ -146,8 +144,6 @@ class Directions:
     def activation_alpha(self, pending: PendingBatch, weight: int, bias: int | None) -> float:
         """Return the scale of a layer's output: the larger one of its parameters."""
         return max(pending.alphas[weight], 0.0 if bias is None else pending.alphas[bias])
-
-    # -- gradients -------------------------------------------------------------------------------------------------
 
     def gradient(self, pending: PendingBatch, derivatives: Derivatives, index: int) -> Tensor | None:
         """Return the mean of d·u over the tangents of a parameter; None if it was not used."""

@@ -15,7 +15,6 @@ class Drawer:
     Every key seeds its own stream: a Mersenne twister on CPUs, torch's Philox generator on GPUs.
 
     Example:
-        >>> import torch
         >>> from freewheel.tangents.distributions import Gaussian
         >>> drawer = Drawer(Gaussian(), torch.device("cpu"))
         >>> like = torch.zeros(3)
