@@ -14,7 +14,7 @@ from torch import Tensor
 
 import freewheel as fw
 from freewheel.plan import Action, Message, Op, Schedule, forward_only
-from freewheel.runtime import Local, Runtime
+from freewheel.runtime import LocalRun, Runtime
 from freewheel.stage import Blueprint, Live, Stage, Verbs, to_device
 
 # -- a credit: the loss itself, from the last stage to all -----------------------------------------------------------
@@ -157,7 +157,7 @@ class LastFirst(Runtime):
         cuts = []
         run.on_complete = cuts.append
         with run.begun() as stages:
-            local = Local(run, stages)
+            local = LocalRun(run, stages)
             run.feed.on_demand(local.deliver)
             streams = {interpreter: interpreter.actions() for interpreter in reversed(local.interpreters)}
             waiting = {interpreter: next(actions, None) for interpreter, actions in streams.items()}

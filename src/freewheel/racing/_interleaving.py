@@ -36,7 +36,7 @@ class ReplayError(ValueError):
     """A recording that does not match the run that replays it."""
 
 
-class Step(NamedTuple):
+class PendingStep(NamedTuple):
     """A step of a computation, by its text in the recording."""
 
     text: str
@@ -147,7 +147,7 @@ class OneAtATime(Interleaving):
     def __init__(self, workers: Sequence[str], *, recording: bool = False) -> None:
         super().__init__(recording=recording)
         self._present = list(workers)
-        self._pending: dict[str, Step | Exchange] = {}
+        self._pending: dict[str, PendingStep | Exchange] = {}
         self._running: str | None = None
         self._number: int | None = None  # of the batch that the next exchange must be about
 
@@ -157,7 +157,7 @@ class OneAtATime(Interleaving):
 
     def step(self, worker: str, text: str) -> None:
         """Blocks until it is this worker's turn."""
-        self._wait(worker, Step(text))
+        self._wait(worker, PendingStep(text))
         self._record(worker, text)
 
     def exchange(self, worker: str, exchange: Exchange) -> Any:
@@ -171,7 +171,7 @@ class OneAtATime(Interleaving):
             self._present.remove(worker)
             self._yield_turn(worker)
 
-    def _wait(self, worker: str, step: Step | Exchange) -> None:
+    def _wait(self, worker: str, step: PendingStep | Exchange) -> None:
         with self._changed:
             self._pending[worker] = step
             self._yield_turn(worker)

@@ -19,7 +19,7 @@ from freewheel.runtime._ranks import (
     rank_and_size as rank_and_size,
     store_of as store_of,
 )
-from freewheel.runtime._run import Cut as Cut, Local as Local, Outcome as Outcome, Run as Run
+from freewheel.runtime._run import Cut as Cut, LocalRun as LocalRun, Outcome as Outcome, Run as Run
 from freewheel.runtime._runtime import Runtime as Runtime
 from freewheel.runtime._simulate import Simulate
 from freewheel.runtime._spec import Before as Before, RunSpec as RunSpec

@@ -130,7 +130,7 @@ def _merged(snapshots: Sequence[Snapshot]) -> Snapshot:
     )
 
 
-class Local:
+class LocalRun:
     """A run within this process: an interpreter for each stage of each replica, and the channels between them."""
 
     def __init__(self, run: Run, stages: Sequence[Stage]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from freewheel._cores import intra_op_threads
 from freewheel.plan import Action
 from freewheel.runtime._interpreter import Interpreter
-from freewheel.runtime._run import Cut, Local, Outcome, Run
+from freewheel.runtime._run import Cut, LocalRun, Outcome, Run
 from freewheel.runtime._runtime import Runtime
 
 
@@ -17,7 +17,7 @@ class Simulate(Runtime):
         cuts: list[Cut] = []
         run.on_complete = cuts.append
         with run.begun() as stages, intra_op_threads(run.threads):
-            local = Local(run, stages)
+            local = LocalRun(run, stages)
             run.feed.on_demand(local.deliver)
             steppers = [_Stepper(interpreter) for interpreter in local.interpreters]
             while sum(stepper.advance() for stepper in steppers):  # not any(): every stage gets its turn

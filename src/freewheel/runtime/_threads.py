@@ -22,7 +22,7 @@ import torch
 from freewheel._cores import intra_op_threads
 from freewheel.runtime._channels import SHUTDOWN_SECONDS, ClosedError
 from freewheel.runtime._interpreter import Interpreter
-from freewheel.runtime._run import Cut, Local, Outcome, Run
+from freewheel.runtime._run import Cut, LocalRun, Outcome, Run
 from freewheel.runtime._runtime import Runtime
 
 
@@ -44,7 +44,7 @@ class Threads(Runtime):
         events: Events = queue.SimpleQueue()
         run.on_complete = lambda cut: events.put(Event(cut=cut))
         with run.begun() as stages:
-            local = Local(run, stages)
+            local = LocalRun(run, stages)
 
             def fail(error: BaseException) -> None:
                 events.put(Event(error=error))

@@ -37,12 +37,12 @@ def evaluate(modules: Sequence[nn.Module], loader: Iterable[Any], config: RunCon
 
 @contextmanager
 def eval_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, the modules are in eval mode; afterwards each part of them is in the mode it was in."""
-    modes = [(part, part.training) for module in modules for part in module.modules()]
-    for part, _ in modes:
-        part.training = False
+    """A context in which modules are in eval mode; afterwards every submodule has its mode back."""
+    modes = [(submodule, submodule.training) for module in modules for submodule in module.modules()]
+    for submodule, _ in modes:
+        submodule.training = False
     try:
         yield
     finally:
-        for part, training in modes:
-            part.training = training
+        for submodule, training in modes:
+            submodule.training = training

@@ -151,7 +151,7 @@ class Fit:
         return self._finished(outcome)
 
     def _position(self, batches: int, now: float) -> tuple[FitPosition, Any]:
-        """Where the fit stands after so many batches, and what its loader draws from."""
+        """The position of the fit after a number of batches, and the generators of its loader."""
         place, generators = self._feed.place(batches)
         position = FitPosition(
             batches=batches,
@@ -191,7 +191,7 @@ def _record(cut: Cut, history: History, *, since: float) -> Epoch:
 
 @contextmanager
 def _train_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Puts a module that is in eval mode as a whole into train mode; one that is not keeps the modes of its parts."""
+    """Put modules that are in eval mode into train mode; submodules of the others keep their modes."""
     sleeping = [module for module in modules if not module.training]
     for module in sleeping:
         module.train()

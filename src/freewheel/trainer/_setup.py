@@ -26,7 +26,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class Setup:
-    """A trainer's parts."""
+    """What a trainer consists of."""
 
     config: RunConfig  # with defaults and names resolved
     threads: int  # intra-op threads of each stage

@@ -205,7 +205,7 @@ class Trainer:
         """Trains for a number of passes over the loader, and returns what happened.
 
         Between epochs the pipeline runs on; `validate` and the callbacks see a copy of the network as it was after
-        exactly so many batches. A callback that returns True ends the training with the weights of that copy. At the
+        exactly that many batches. A callback that returns True ends the training with the weights of that copy. At the
         end the pipeline drains: after N batches every stage has made N updates. Ctrl-C ends it in the same way, after
         the batches that are under way.
 
