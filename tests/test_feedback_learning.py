@@ -71,7 +71,7 @@ def test_typed_without_more_it_takes_what_suits_it():
     ("arguments", "words"),
     [
         ("train --method dfa --model resnet-20", r"error: stages\[0\]\.layer1\.0 \(BasicBlock\) is not a plain stack"),
-        ("train --method fa --data digits-rows", r"error: stages\[0\]\.\S+ is a RNN: feedback weights are for Linear"),
+        ("train --method fa --data digits-rows", r"error: stages\[0\]\.\S+ is a RNN: feedback supports Linear"),
         ("plan fa -k 2 -o own=3", "error: -o own=3: feedback weights are tensors, which can only be passed in Python"),
         ("plan dfa -k 2 -o bound=-1", "error: bound=-1: give the largest feedback weight"),
     ],

@@ -336,7 +336,7 @@ def local_loss(out, target):
     [
         ({"loss": lambda out, target: out.sum()}, r"^loss cannot be sent to another process \(.*lambda.*\): define"),
         ({"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}, "^optimizer cannot be sent to another process"),
-        ({"scheduler": lambda o: torch.optim.lr_scheduler.ConstantLR(o)}, "^scheduler cannot be taken to another"),
+        ({"scheduler": lambda o: torch.optim.lr_scheduler.ConstantLR(o)}, "^scheduler cannot be sent to another"),
         ({"method": fw.AsyncFGD(direction=lambda n, k, w: w)}, "^method cannot be sent to another process"),
         ({"timeout": 0}, "^timeout=0: give the seconds to wait, a number above 0"),
         ({"timeout": "soon"}, "^timeout='soon': give the seconds to wait, a number above 0"),

@@ -58,7 +58,8 @@ def _why_stuck(schedule: Schedule, stage: int, action: Action) -> str:
     """Explain why a stage waits forever at a message."""
     route = routes(schedule, stage).get(action.op)
     if route is None:
-        return "there is no stage on that side"
+        replicas = action.op in (SHARE.send, SHARE.receive)
+        return "there are no other replicas" if replicas else "there is no stage on that side"
     letter, boundary = route
     if action.op.is_receive:
         return f"it waits forever: no {letter}{action.batch} comes (deadlock or missing send)"
@@ -204,8 +205,6 @@ class StageRules:
         return made is None or unit in self.done[made]
 
     def _contribution(self, action: Action) -> str | None:
-        if self.schedule.replicas == 1:
-            return "there are no other replicas"
         learns = self.credit.learns_by
         missing = {(action.batch, j) for j in range(self.micro)} - self.done[learns].keys()
         if missing or self._needs(Action(Op.UPDATE, action.batch)):
