@@ -103,20 +103,20 @@ MUTATIONS = [
     Mutation(
         "dropout-repeats-in-the-next-fit",
         "stage/_stage.py",
-        "self.index, self.first_batch + batch, self.first_piece + micro))",
-        "self.index, batch, self.first_piece + micro))",
+        "self.index, self.first_batch + batch, self.first_micro_batch + micro",
+        "self.index, batch, self.first_micro_batch + micro",
     ),
     Mutation(
         "dropout-the-same-in-all-stages",
         "stage/_stage.py",
-        "seed_of(self.config.seed, self.index, self.first_batch + batch,",
-        "seed_of(self.config.seed, self.first_batch + batch,",
+        "key = self.config.seed, self.index, self.first_batch + batch,",
+        "key = self.config.seed, self.first_batch + batch,",
     ),
     Mutation(
         "dropout-the-same-in-all-micro-batches",
         "stage/_stage.py",
-        "self.first_batch + batch, self.first_piece + micro))",
-        "self.first_batch + batch))",
+        "self.first_batch + batch, self.first_micro_batch + micro\n",
+        "self.first_batch + batch\n",
     ),
     Mutation(
         "tangents-the-same-for-all-weights",
@@ -137,10 +137,10 @@ MUTATIONS = [
         "(*self._key, index, *key)",
     ),
     Mutation(
-        "moves-the-same-for-all-uses",
+        "perturbations-the-same-for-all-uses",
         "tangents/_directions.py",
-        "(*self._key, pending.batch, move.weight, *key, move.use)",
-        "(*self._key, pending.batch, move.weight, *key)",
+        "(*self._key, pending.batch, perturbation.weight, *key, perturbation.use)",
+        "(*self._key, pending.batch, perturbation.weight, *key)",
     ),
     Mutation(
         "feedback-the-same-for-all-layers",
@@ -174,7 +174,7 @@ MUTATIONS = [
     ),
     Mutation(
         "dual-not-copied",
-        "tangents/_handover.py",
+        "tangents/_duals.py",
         "own = [leaf.clone() if copied else leaf for leaf, copied in zip(leaves, shared)]",
         "own = leaves",
     ),
@@ -250,8 +250,8 @@ MUTATIONS = [
     Mutation(
         "replicas-share-their-dropout",
         "stage/_stage.py",
-        "self.first_piece = self.replica * schedule.micro",
-        "self.first_piece = 0",
+        "self.first_micro_batch = self.replica * schedule.micro",
+        "self.first_micro_batch = 0",
     ),
     # -- checks of plans
     Mutation("check-misses-unread-messages", "plan/_check.py", "    if unread:\n", "    if False:\n"),
