@@ -23,6 +23,7 @@ import freewheel as fw
 from checkpoints import EPOCHS, everything, loader, manifest, resume, run_saved, same, saved_at
 from freewheel.checkpoint import DamagedError, find, finished, seal, unseal
 from rows import OPTIMIZERS, batches, network, same_bits, tensors, trainer
+from spread import spread
 
 # ---- contents ----
 
@@ -238,10 +239,10 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
-def test_a_drained_checkpoint_is_resumed_by_other_stages(other, optimizer, tmp_path):
+@spread(name=OTHERS, optimizer=OPTIMIZERS)
+def test_a_drained_checkpoint_is_resumed_by_other_stages(name, optimizer, tmp_path):
     """Compared with the same states copied by hand, parameter by parameter."""
+    other = OTHERS[name]
     options = {"optimizer": OPTIMIZERS[optimizer], "scheduler": partial(StepLR, step_size=3, gamma=0.7)}
     one, two, by_hand = net(0), net(1), net(0)
     old = trainer(fw.split(one, 3, by="parameters"), fw.PipeDream(), **options)

@@ -281,6 +281,7 @@ def test_halves_of_digits_cnn_do_as_much_work():
     assert 0.8 < work["before"] / work["after"] < 1.25
 
 
+@exhaustive
 def test_digits_cnn_learns_the_digits():
     torch.manual_seed(0)
     net, digits = models.build("digits-cnn"), data.load("digits", batch_size=64)

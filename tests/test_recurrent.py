@@ -23,7 +23,7 @@ from command_line import freewheel
 from freewheel.runtime._channels import Channel
 from reference import SGD, Adam, Rule, Tensors, distance
 from rows import same_bits, tensors
-from spread import spread
+from spread import rarely, spread
 
 CLOSE, FAR = 1e-10, 1e-4
 T, COUNT = 7, 6
@@ -275,8 +275,7 @@ def test_pieces_change_nothing_without_delays(kind: str, task: str, options: dic
         assert max((a - b).abs().max() for a, b in zip(whole, pieces)) < 1e-12
 
 
-@pytest.mark.parametrize("classes", [3, T - 1])
-@pytest.mark.parametrize("k", [1, 3])
+@spread(k=[1, 3], classes=[3, T - 1])
 def test_a_target_of_another_length_belongs_to_the_end(k: int, classes: int) -> None:
     """Such as shares of classes, of which there may be more than pieces: it was cut as if they were time steps."""
     g = torch.Generator().manual_seed(2)
@@ -317,7 +316,7 @@ def test_threads_equal_simulate(case: tuple[str, int, int], task: str, options: 
     assert all(bool(t.isfinite().all()) for t in found[0])
 
 
-@pytest.mark.parametrize("kind", ["rnn", "lstm"])
+@pytest.mark.parametrize("kind", [rarely("rnn"), "lstm"])
 def test_threads_equal_simulate_with_other_layers(kind: str) -> None:
     runs = [train("asyncfgd", r, kind=kind, steps=3, dropout=0.3, tangents=2) for r in RUNTIMES]
     assert same_bits(*runs)

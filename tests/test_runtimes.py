@@ -61,33 +61,28 @@ def test_training_does_change_the_weights_and_seeds_matter(row):
     after = []
     for seed in (3, 4):
         stages = network(3)
-        trainer(stages, row.make(3), seed=seed).fit(batches(8))
+        trainer(stages, row.make(3), seed=seed).fit(batches(4))
         after.append(tensors(*stages))
     assert not same_bits(after[0], tensors(*network(3)))
     assert not same_bits(*after)  # dropout draws from the trainer's seed
 
 
 @spread(row=ROWS, runtime=LOCAL)
-def test_every_stage_makes_one_update_per_batch(row, runtime):
-    made = trainer(network(4), row.make(4), runtime=runtime, optimizer=OPTIMIZERS["adam"])
-    made.fit(batches(7), epochs=2)
-    steps = {int(s["step"]) for o in made.optimizers if o for s in o.state.values()}
-    assert steps == {14 // 3 if row.name in ("accumulated", "late-forward") else 14}
-
-
-@spread(row=ROWS, runtime=LOCAL)
 def test_a_cut_is_the_network_after_exactly_so_many_batches_and_watching_changes_nothing(row, runtime):
     """Each cut has the parameters of a shorter run, which has forwarded nothing beyond its last batch."""
     cuts, watched = [], network(3)
-    made = trainer(watched, row.make(3), runtime=runtime)
+    options = {"runtime": runtime, "optimizer": OPTIMIZERS["adam"]}
+    made = trainer(watched, row.make(3), **options)
     see = [lambda end: cuts.append(parameters(end.stages))]
     made.fit(batches(5), epochs=3, validate=batches(3, seed=9), callbacks=see)
     for epochs, cut in enumerate(cuts, start=1):
         shorter = network(3)
-        trainer(shorter, row.make(3), runtime=runtime).fit(batches(5), epochs=epochs)
+        trainer(shorter, row.make(3), **options).fit(batches(5), epochs=epochs)
         assert same_bits(cut, parameters(shorter)), epochs
     assert len(cuts) == 3
     assert same_bits(tensors(*watched), tensors(*shorter))
+    steps = {int(s["step"]) for o in made.optimizers if o for s in o.state.values()}
+    assert steps == {15 // 3 if row.name in ("accumulated", "late-forward") else 15}, "one update for each batch"
 
 
 def parameters(stages):
