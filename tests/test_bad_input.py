@@ -175,6 +175,11 @@ CASES = {
     # trainer arguments
     "runtime": (lambda: make(runtime="thread"), "unknown runtime 'thread': did you mean 'threads'?"),
     "trainer method": (lambda: make(method="gpip"), "did you mean 'gpipe'?"),
+    "no loss, no optimizer": (lambda: fw.Trainer([nn.Linear(6, 3)]), "Trainer without loss and optimizer: give both"),
+    "option misspelt": (
+        lambda: make(optimiser=None),
+        "unknown option of Trainer: 'optimiser': did you mean 'optimizer'?",
+    ),
     "loss missing": (lambda: make(loss=None), "loss=None: give a function of the output and the target"),
     "metric": (lambda: make(metric="accuracy"), "metric='accuracy': give a function"),
     "optimizer made": (

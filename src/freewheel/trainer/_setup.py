@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from inspect import signature
-from typing import Concatenate, ParamSpec, TypeVar
+from inspect import Parameter, signature
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import nn
 
 from freewheel._config import RunConfig, check_stragglers
 from freewheel._cores import share
-from freewheel._errors import of_type, one_of
+from freewheel._errors import of_type, one_of, unknown
 from freewheel.corrections import Correction
 from freewheel.methods import Method, method as find_method
 from freewheel.plan import Plan, Schedule
@@ -109,16 +109,28 @@ def check_stages(stages: object) -> list[nn.Module]:
 def takes_options(
     config: Callable[P, RunConfig],
 ) -> Callable[[Callable[[S, A, RunConfig], None]], Callable[Concatenate[S, A, P], None]]:
-    """Gives a constructor the options of a configuration as keyword arguments, each declared once."""
+    """Give a constructor the options of a configuration as keyword arguments, each declared once."""
+    known = signature(config).parameters
 
     def decorate(init: Callable[[S, A, RunConfig], None]) -> Callable[Concatenate[S, A, P], None]:
         @wraps(init)
-        def wrapper(self: S, first: A, /, *args: P.args, **options: P.kwargs) -> None:
-            init(self, first, config(*args, **options))
+        def wrapper(self: S, stages: A, **options: Any) -> None:
+            for name in options:
+                if name not in known:
+                    raise TypeError(str(unknown("option of Trainer:", name, known)))
+            missing = [
+                name for name, option in known.items() if option.default is Parameter.empty and name not in options
+            ]
+            if missing:
+                hint = "such as loss=F.cross_entropy, optimizer=functools.partial(torch.optim.SGD, lr=0.1)"
+                raise TypeError(
+                    f"Trainer without {' and '.join(missing)}: give {'both' if missing[1:] else 'it'}, {hint}"
+                )
+            init(self, stages, config(**options))
 
-        own, options = signature(init), signature(config)
-        parameters = [*list(own.parameters.values())[:2], *options.parameters.values()]
+        own = signature(init)
+        parameters = [*list(own.parameters.values())[:2], *known.values()]
         wrapper.__signature__ = own.replace(parameters=parameters)  # pyright: ignore
-        return wrapper
+        return wrapper  # pyright: ignore[reportReturnType]
 
     return decorate
