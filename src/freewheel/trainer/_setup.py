@@ -126,7 +126,7 @@ def takes_options(
                 raise TypeError(
                     f"Trainer without {' and '.join(missing)}: give {'both' if missing[1:] else 'it'}, {hint}"
                 )
-            init(self, stages, config(**options))
+            init(self, stages, config(**options))  # pyright: ignore[reportCallIssue]
 
         own = signature(init)
         parameters = [*list(own.parameters.values())[:2], *known.values()]
