@@ -17,7 +17,7 @@ from freewheel.bench._memory_contenders import CONTENDERS, make_contender
 from freewheel.bench._memory_nets import CLASSES, Net, loss
 from freewheel.bench._memory_picture import STYLES
 from freewheel.bench._memory_process import Template
-from spread import rarely
+from spread import exhaustive, rarely
 
 FLOAT = 4
 TINY = (
@@ -186,6 +186,7 @@ def bench(*arguments: str):
     return freewheel("bench", "memory", *arguments)
 
 
+@exhaustive
 def test_the_command(tmp_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_memory, "SWEEPS", TINY)
     expected = [("deeper", ("FGD", "fc-depth", 3), ("FGD", "fc-depth", 2), 1.5), ("no such", ("FGD", "x", 3), (), 1)]
