@@ -117,8 +117,9 @@ class HeavyBall(fw.Correction):
         return {"velocity": [torch.zeros_like(w) for w in weights]}
 
     def update(self, step, state):
-        ball = fw.map_gradients(lambda g, v: self.decay * v + g, step.gradients, state["velocity"])
-        return step._replace(gradients=ball), {"velocity": ball}
+        ball = [v if g is None else self.decay * v + g for g, v in zip(step.gradients, state["velocity"])]
+        found = fw.map_gradients(lambda g, v: v, step.gradients, ball)  # None stays None
+        return step._replace(gradients=found), {"velocity": ball}
 
 
 # -- a tangent distribution ------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -180,6 +181,7 @@ CASES = {
         lambda: make(optimiser=None),
         "unknown option of Trainer: 'optimiser': did you mean 'optimizer'?",
     ),
+    "clip nan": (lambda: make(clip=math.nan), "clip=nan: give the largest gradient norm, a number above 0"),
     "loss missing": (lambda: make(loss=None), "loss=None: give a function of the output and the target"),
     "metric": (lambda: make(metric="accuracy"), "metric='accuracy': give a function"),
     "optimizer made": (

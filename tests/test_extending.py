@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 
 import freewheel as fw
 from extensions import Decay, HeavyBall, LastFirst, LateMomentum, Uniform
-from freewheel.plan import Plan
+from freewheel.plan import Message, Plan
 from rows import ROWS, Row, batches, network, same_bits, tensors, trainer
 
 EXTENSIONS = [
@@ -113,3 +114,52 @@ def test_a_runtime_in_another_order_gives_the_same_bits(monkeypatch):
         (expected, *numbers), (found, *others) = results
         assert same_bits(expected, found), row
         assert numbers == others
+
+
+def test_a_message_has_a_letter_of_its_own():
+    @dataclass(frozen=True, kw_only=True)
+    class Twin(Decay):
+        messages = (Message("a", "loss", way=-1),)
+
+    with pytest.raises(ValueError, match=r"the letter of Message\('a'\) is taken"):
+        fw.plan(fw.Pipeline(credit=Twin(), delays=(0, 0)), k=2)
+    with pytest.raises(ValueError, match="letter='AB': give one lower-case letter"):
+        Message("AB", "loss", way=-1)
+
+
+def test_an_option_of_a_credit_may_have_any_name(tmp_path):
+    """One called as an option of the schedule hides nothing: both are compared where batches are in flight."""
+    made = trainer(network(2), fw.Pipeline(credit=Ordered(order=1), delays=(1, 0)))
+    made.fit(batches(6), save_to=tmp_path, save_every=2)
+    first = sorted(tmp_path.glob("checkpoint-*"))[0]
+    other = fw.Pipeline(credit=Ordered(order=1), delays=(1, 0), order="backward")
+    with pytest.raises(ValueError, match="order='backward', but .* resume only with order='forward'"):
+        trainer(network(2), other, make=partial(fw.Trainer.resume, first))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ordered(Decay):
+    order: int = 0
+
+
+def test_the_correction_passes_over_weights_without_a_gradient():
+    """As SGD's own momentum does: a layer that only every second batch uses keeps its velocity meanwhile."""
+
+    class Half(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.a(x) + (self.b(x) if len(x) % 2 else 0)
+
+    results = []
+    for corrections, momentum in (([HeavyBall(0.5)], 0.0), ([], 0.5)):
+        torch.manual_seed(0)
+        net = Half()
+        data = [pair for batch in batches(8) for pair in (batch, tuple(t[:4] for t in batch))]
+        optimizer = partial(torch.optim.SGD, lr=0.05, momentum=momentum)
+        trainer([net], fw.Pipeline(delays=(0,), corrections=corrections), optimizer=optimizer).fit(data)
+        results.append(tensors(net))
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

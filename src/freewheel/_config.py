@@ -83,7 +83,7 @@ class RunConfig:
         whole_number("slack", self.slack, least=0)
         if self.threads is not None:
             whole_number("threads", self.threads, least=1)
-        number("timeout", self.timeout, above=0, hint="the seconds to wait")
+        number("timeout", self.timeout, above=0, hint="the seconds to wait", finite=False)
         self._check_clip()
         if self.autocast is not None and self.autocast is not torch.bfloat16:
             raise ValueError(
@@ -94,7 +94,7 @@ class RunConfig:
         if self.clip_scope not in ("stage", "global"):
             raise ValueError(f"clip_scope={self.clip_scope!r}: give 'stage' or 'global'")
         if self.clip is not None:
-            number("clip", self.clip, above=0, hint="the largest gradient norm")
+            number("clip", self.clip, above=0, hint="the largest gradient norm", finite=False)
         elif self.clip_scope == "global":
             raise ValueError("clip_scope='global' without a clip: give the largest norm as well, such as clip=1.0")
 

@@ -41,9 +41,15 @@ def whole_number(name: str, value: object, *, least: int) -> int:
 
 
 def number(
-    name: str, value: object, *, above: float | None = None, least: float | None = None, hint: str = ""
+    name: str,
+    value: object,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    hint: str = "",
+    finite: bool = True,
 ) -> float:
-    """Return the value if it is a finite number, not a bool, within these bounds.
+    """Return the value if it is a number, not a bool, within these bounds, and finite unless infinity makes sense.
 
     Example:
         >>> number("clip", -1, above=0, hint="the largest gradient norm")
@@ -56,7 +62,7 @@ def number(
     advice = f"give {hint + ', ' if hint else ''}{bound}"
     given = float(of_type(name, value, (int, float), advice))
     low = (above is not None and not given > above) or (least is not None and not given >= least)
-    if low or not math.isfinite(given):
+    if low or math.isnan(given) or (finite and math.isinf(given)):
         raise ValueError(f"{name}={value!r}: {advice}")
     return given
 

@@ -19,7 +19,7 @@ def settings_of(options: StageOptions) -> dict[str, Any]:
         "method": schedule.name,
         **{f.name: getattr(schedule, f.name) for f in fields(schedule) if f.name not in FREE},
         "corrections": [repr(correction) for correction in options.corrections],
-        **options.credit.settings(),
+        **{f"credit.{name}": value for name, value in options.credit.settings().items()},
         "head": options.credit.head_settings(),
         "clip": config.clip,
         "autocast": repr(config.autocast),

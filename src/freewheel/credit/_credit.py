@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from freewheel.plan import PlanCredit
 from freewheel.stage import Blueprint, Stage
@@ -62,7 +64,7 @@ class Credit(PlanCredit, ABC):
     def settings(self) -> dict[str, Any]:
         """Return the options that must match to resume batches in flight, as plain data."""
         chosen = {f.name: _text(getattr(self, f.name)) for f in fields(self) if f.repr}  # pyright: ignore
-        return {"credit": self.name, **chosen}
+        return {"name": self.name, **chosen}
 
     def head_settings(self) -> Any:
         """Return the options that must match to load a stage's head."""
@@ -70,7 +72,10 @@ class Credit(PlanCredit, ABC):
 
 
 def _text(value: Any) -> Any:
-    """Return a setting as text that is the same in every process."""
+    """Return a setting as text that is the same in every process, and different for every different value."""
+    if isinstance(value, Tensor):
+        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(bytes(data.tolist())).hexdigest()}"
     if isinstance(value, Mapping):
         return {str(key): _text(item) for key, item in value.items()}
     if callable(value) and not is_dataclass(value):

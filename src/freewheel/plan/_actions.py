@@ -108,6 +108,8 @@ class Message:
         needed_by: Op | None = None,
         relayed: bool = False,
     ) -> None:
+        if len(letter) != 1 or not letter.islower():
+            raise ValueError(f"letter={letter!r}: give one lower-case letter")
         self.letter, self.noun, self.way, self.relayed = letter, noun, way, relayed
         self.made_by, self.needed_by = made_by, needed_by
         self.send, self.receive = Op(f"{letter}>", f"send of the {noun}"), Op(f">{letter}", f"receipt of the {noun}")

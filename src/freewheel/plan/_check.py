@@ -122,7 +122,7 @@ class StageRules:
 
     def next(self, op: Op, unit: Unit) -> str | None:
         """Describe an op that is out of order."""
-        expected = divmod(len(self.done[op]), self.micro if op.ticks else 1)
+        expected = divmod(len(self.done[op]), self.micro if op in (Op.FORWARD, Op.BACKWARD) else 1)
         if unit != expected or unit[0] >= self.batches:
             return f"out of order: the next {op.noun} here is of batch {expected[0]}"
         return None

@@ -44,6 +44,11 @@ class Schedule:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "credit_options", (("credit", self.credit.name), *self.credit.plan_options().items()))
+        taken = {message.letter for message in (ACTIVATION, TURN, NORMS, CLIP, SHARE)}
+        for message in self.credit.messages:
+            if message.letter in taken:
+                raise ValueError(f"credit {self.credit.name!r}: the letter of {message} is taken, give it another")
+            taken.add(message.letter)
 
     @property
     def stages(self) -> int:

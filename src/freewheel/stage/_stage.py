@@ -17,7 +17,7 @@ from freewheel.plan import CLIP, NORMS, SHARE, Op, Unit
 from freewheel.stage._blueprint import Blueprint
 from freewheel.stage._random import SeededDraws
 from freewheel.stage._state import load_tensors, scaled, tensors_of
-from freewheel.stage._trees import described, tensors_among, to_device
+from freewheel.stage._trees import described, to_device
 from freewheel.stage._weights import Live, WeightVersions
 
 Tree = Any  # a tensor, or tuples, lists and dicts of them
@@ -118,7 +118,7 @@ class Stage(ABC):
 
     def _loss(self, out: Tree, target: Tree) -> Tensor:
         loss = self.config.loss(out, to_device(target, self.device))
-        if tensors_among([loss]) and not loss.dim():
+        if isinstance(loss, Tensor) and not loss.dim():
             return loss
         raise TypeError(f"loss returned {described(loss)}: it must return a tensor without dimensions; take its mean()")
 
@@ -153,6 +153,8 @@ class Stage(ABC):
         live = self.weights.live
         with torch.no_grad():
             step = self.corrections.update(gradients, live, stale_weights)
+            if step.skip and self.schedule.norms:
+                raise ValueError("clip_scope='global' with a correction that skips updates: use clip_scope='stage'")
             gradients = step.gradients
             if self.collects:
                 gradients = [add(weight.grad, g) for weight, g in zip(live, gradients)]

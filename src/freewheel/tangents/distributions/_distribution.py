@@ -28,4 +28,4 @@ class Distribution(ABC):
         """Fill a tensor with random numbers from this generator only, and return it."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
