@@ -133,7 +133,7 @@ def test_an_option_of_a_credit_may_have_any_name(tmp_path):
     made.fit(batches(6), save_to=tmp_path, save_every=2)
     first = sorted(tmp_path.glob("checkpoint-*"))[0]
     other = fw.Pipeline(credit=Ordered(order=1), delays=(1, 0), order="backward")
-    with pytest.raises(ValueError, match="order='backward', but .* resume only with order='forward'"):
+    with pytest.raises(ValueError, match=r"order='backward', but .* resume only with order='forward'"):
         trainer(network(2), other, make=partial(fw.Trainer.resume, first))
 
 
