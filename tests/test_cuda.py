@@ -129,8 +129,9 @@ def test_compiled_dual_passes_on_a_gpu():
 
 def test_rademacher_tangents_agree_between_cpu_and_gpu():
     from freewheel.tangents import Drawer
+    from freewheel.tangents.distributions.rademacher import Rademacher
 
-    here, there = (Drawer("rademacher", torch.device(d)).draw((3, 1, 4), torch.zeros(5, 7)) for d in ("cpu", "cuda"))
+    here, there = (Drawer(Rademacher(), torch.device(d)).draw((3, 1, 4), torch.zeros(5, 7)) for d in ("cpu", "cuda"))
     assert there.device.type == "cuda"
     assert torch.equal(here, there.cpu())
 

@@ -10,7 +10,7 @@ from freewheel.cli._settings import Settings
 from freewheel.cli._train_options import TrainOptions
 from freewheel.runtime import is_one_of_several, of_rank_0, rank_and_size, store_of
 
-PATIENCE = 2.0  # seconds that rank 0 has to report an error
+REPORT_SECONDS = 10.0  # that rank 0 has to report an error
 
 
 def follows() -> bool:
@@ -39,13 +39,13 @@ def reports_errors() -> bool:
     reported = threading.Event()
     asking = threading.Thread(target=_ask_rank_0, args=(reported,), daemon=True)  # a lost store may block for long
     asking.start()
-    asking.join(PATIENCE)
+    asking.join(REPORT_SECONDS)
     return not reported.is_set()
 
 
 def _ask_rank_0(reported: threading.Event) -> None:
     """As rank 0, leave a note in the store; as another rank, look for it for a while."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + REPORT_SECONDS
     store = store_of("said")
     if not follows():
         store.set("error", "yes")

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from freewheel._config import OptimizerFactory
 from freewheel._errors import one_of, whole_number
 from freewheel.credit._shapes import Kind, check_factory, perceptron
-from freewheel.stage import tensors_among
 
 Draw = Literal["fifo", "lifo", "random"]
 DRAWS: tuple[Draw, ...] = ("fifo", "lifo", "random")
@@ -76,8 +75,7 @@ class Head(nn.Module):
 
     def forward(self, tensors: Sequence[Tensor], target: Any) -> Tensor:
         """Predict the network's output."""
-        targeted = [t for t in tensors_among([target]) if t.shape[:2] == tensors[0].shape[:2]]
-        if self.positions and targeted:
+        if self.positions and isinstance(target, Tensor) and target.shape[:2] == tensors[0].shape[:2]:
             return self.layers(torch.cat(list(tensors), dim=2)).transpose(1, 2)
         return self.layers(torch.cat([self._pooled(tensor) for tensor in tensors], dim=1))
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from freewheel._config import OptimizerFactory
 from freewheel._errors import of_type, whole_number
 from freewheel.credit._shapes import Kind, check_factory, perceptron
-from freewheel.stage import described, tensors_among
+from freewheel.stage import described
 
 KERNEL = 5  # of the convolutions
 
@@ -87,10 +87,9 @@ class Predictor(nn.Module):
 
     def _labels(self, x: Tensor, target: Any) -> Tensor:
         """Return the one-hot labels in the form of `x`."""
-        labels = [t for t in tensors_among([target]) if not t.is_floating_point() and t.dim() in (1, x.dim() - 1)]
-        if not labels:
+        if not isinstance(target, Tensor) or target.is_floating_point() or target.dim() not in (1, x.dim() - 1):
             raise TypeError(f"labels=True, but the target is {described(target)}: it must be a class for each sample")
-        marks = F.one_hot(labels[0].long(), self.classes).to(x.dtype)
+        marks = F.one_hot(target.long(), self.classes).to(x.dtype)
         if marks.dim() == x.dim():
             return marks
         if x.dim() == 4:

@@ -29,7 +29,7 @@ from freewheel.credit._credit import Credit
 from freewheel.feedback import FeedbackOptions, FeedbackWeights, detached_inputs
 from freewheel.feedback._numbering import StageLayers, number_stacked_layers
 from freewheel.plan import GRADIENT, Message, Op, Unit
-from freewheel.stage import Blueprint, Shape, Stage, Tree, Verbs, described, tensors_among, to_device
+from freewheel.stage import Blueprint, Shape, Stage, Tree, Verbs, described, to_device
 
 if TYPE_CHECKING:
     from freewheel.methods import Pipeline
@@ -134,7 +134,7 @@ class FeedbackStage(ChainStage):
     def _stage_output(self, unit: Unit, leaves: list[Any], share: float) -> Tensor:
         """Return the output of the stage; in the last stage also compute the error."""
         if not self.is_last:
-            if len(leaves) != 1 or not tensors_among(leaves):
+            if len(leaves) != 1 or not isinstance(leaves[0], Tensor):
                 raise TypeError(f"the module returns {len(leaves)} values: under credit='feedback' return one tensor")
             return leaves[0]
         assert self._output is not None
@@ -150,7 +150,7 @@ class FeedbackStage(ChainStage):
     def _finish(self, out: Tree, target: Tree) -> Tree:
         if not torch.is_grad_enabled():
             return self._loss(out, target)
-        if not tensors_among([out]):
+        if not isinstance(out, Tensor):
             raise TypeError(f"the network returns {described(out)}: under credit='feedback' return one tensor")
         copy = out.detach().requires_grad_()
         self._output = out, copy
@@ -183,9 +183,8 @@ class FeedbackStage(ChainStage):
 
 def _one_hot(target: Tree, outputs: int) -> Tensor:
     """Return classes as one-hot rows, and a target of floats unchanged."""
-    for tensor in tensors_among([target]):
-        if tensor.is_floating_point():
-            return tensor.flatten(1)
-        if tensor.dim() == 1:
-            return F.one_hot(tensor, outputs)
+    if isinstance(target, Tensor) and target.is_floating_point():
+        return target.flatten(1)
+    if isinstance(target, Tensor) and target.dim() == 1:
+        return F.one_hot(target, outputs)
     raise TypeError(f"the target is {described(target)}: under 'drtp' give a class per sample, or a float per output")

@@ -189,14 +189,14 @@ class Interpreter:
         along, micro = self._schedule.along, self._schedule.micro
         if self._inputs is not None:
             x, size = self._inputs.get()
-            pieces = split_time(x, size, micro, "input") if along else split_samples(x, size, micro, "input")
-            for j, (piece, _, _) in enumerate(pieces):
-                self._received[batch, j] = piece
+            inputs = split_time(x, size, micro, "input") if along else split_samples(x, size, micro, "input")
+            for j, (micro_batch, _, _) in enumerate(inputs):
+                self._received[batch, j] = micro_batch
         if self._targets is not None:
             y, size, length, self._weight = self._targets.get()
-            pieces = split_time(y, size, micro, "target", length) if along else split_samples(y, size, micro, "target")
-            for j, piece in enumerate(pieces):
-                self._expected[batch, j] = piece
+            targets = split_time(y, size, micro, "target", length) if along else split_samples(y, size, micro, "target")
+            for j, micro_batch in enumerate(targets):
+                self._expected[batch, j] = micro_batch
 
     def _forward(self, unit: Unit) -> None:
         if unit[1] == 0 and unit[0] and self._feed.is_cut(unit[0] - 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from freewheel.split._tree import container, entries, holds_tensor
 Path = tuple[Any, ...]
 
 
-class Structure:
+class Structure(ABC):
     """What a value consists of."""
 
     plain: ClassVar[bool] = False  # it holds no tensor
@@ -27,9 +28,9 @@ class Structure:
         """Why the value cannot cross a cut, empty if it can."""
         return ""
 
+    @abstractmethod
     def assemble(self, received: Mapping[Path, Any], path: Path = ()) -> Any:
         """The value, with its tensors taken from what the next stage received."""
-        raise NotImplementedError
 
     def is_message(self) -> bool:
         """Whether it crosses a cut as it is: one tensor, or a tuple of several."""
@@ -73,6 +74,9 @@ class Unknown(Structure):
 
     def obstacle(self, *, nested: bool = False) -> str:
         return "may be several tensors: give example= to find out"
+
+    def assemble(self, received: Mapping[Path, Any], path: Path = ()) -> Any:
+        raise AssertionError("a value of unknown structure crosses no cut")
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,9 @@ def described(value: object) -> str:
         >>> described(torch.zeros(2, 3)), described([1])
         ('a torch.float32 tensor of shape (2, 3)', 'a list')
     """
-    shown = [f"a {t.dtype} tensor of shape {tuple(t.shape)}" for t in tensors_among([value])]
-    return shown[0] if shown else f"a {type(value).__name__}"
+    if isinstance(value, Tensor):
+        return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
 
 
 def copies(leaves: Sequence[Any]) -> list[Any]:

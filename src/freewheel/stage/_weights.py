@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from freewheel.stage._trees import tensors_among
-
 Tensors = Sequence[Tensor]
 OTHER_GRAPH = (
     "a replayed forward saves other tensors than the first time: under weights='current', a module whose graph depends "
@@ -222,8 +220,12 @@ class _Packed(NamedTuple):
 
     def replayed(self, saved: Any) -> _Packed:
         """Return what was saved the first time, if it has the same form."""
-        ours, theirs = ([(t.shape, t.dtype) for t in tensors_among([each])] for each in (self.tensor, saved))
-        if ours != theirs or (self.view is not None and saved != self.view):
+        if self.view is not None:
+            same = saved == self.view
+        else:
+            assert self.tensor is not None
+            same = isinstance(saved, Tensor) and (saved.shape, saved.dtype) == (self.tensor.shape, self.tensor.dtype)
+        if not same:
             raise ValueError(OTHER_GRAPH)
         return _Packed(saved) if self.view is None else self
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from freewheel._errors import of_type
-from freewheel.stage import described, tensors_among
+from freewheel.stage import described
 from freewheel.tangents._activations import Perturbation, gradients
 from freewheel.tangents._draw import Drawer
 from freewheel.tangents._options import TangentOptions
@@ -115,7 +115,7 @@ class Directions:
             if name not in named:
                 raise ValueError(f"direction returned {name!r}, which is not a trainable parameter of this stage")
             weight = weights[name]
-            if [t.shape for t in tensors_among([tangent])] != [weight.shape]:
+            if not isinstance(tangent, Tensor) or tangent.shape != weight.shape:
                 want = f"it must return a tensor of shape {tuple(weight.shape)}"
                 raise ValueError(f"direction returned {described(tangent)} for {name!r}: {want}")
             out[named[name]] = self._scaled(tangent.detach().to(weight, copy=True), pending, named[name])

@@ -83,7 +83,7 @@ class _Notes(torch.optim.Optimizer):
         self._noted = noted
 
     def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Notes what would be used."""
+        """Record what would be used."""
         for group in self.param_groups:
             self._noted.update({id(p): p.grad.clone() for p in group["params"] if p.grad is not None})
 

@@ -19,7 +19,7 @@ class StageSequence(nn.Module):
         self.stages = nn.ModuleList(stages)
 
     def forward(self, x: Any) -> Any:
-        """Passes the input through all stages."""
+        """Pass the input through all stages."""
         for stage in self.stages:
             x = stage(x)
         return x

@@ -16,7 +16,7 @@ from freewheel.trainer._history import Score
 
 
 def evaluate(modules: Sequence[nn.Module], loader: Iterable[Any], config: RunConfig) -> Score:
-    """Runs the stages one after the other, in eval mode and without gradients."""
+    """Run the stages one after the other, in eval mode and without gradients."""
     feed = Feed(loader, 1)
     total, samples = 0.0, 0
     scores: list[float] = []

@@ -53,7 +53,7 @@ class FitRequest:
 
 
 class Fit:
-    """Trains the stages once; see `Trainer.fit`."""
+    """One training of the stages; see `Trainer.fit`."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Fit:
         self._since = time.perf_counter() - seconds  # the last epoch ended
 
     def run(self) -> History:
-        """Trains to the end, or until a callback or Ctrl-C ends it."""
+        """Train to the end, or until a callback or Ctrl-C ends it."""
         keep_freed_memory()
         config, blueprints, spec = self._setup.config, self._setup.blueprints, self._spec
         run = Run(
@@ -112,7 +112,7 @@ class Fit:
             return self._epoch_end(cut)
 
     def _epoch_end(self, cut: Cut) -> bool:
-        """Scores and records an epoch, and asks the callbacks; tells whether one of them ends the training."""
+        """Score and record an epoch, and call the callbacks; return whether one of them ends the training."""
         record = _record(cut, self._history, since=self._since)
         if not math.isfinite(record.loss):  # on a CPU the batch itself is refused; elsewhere looking would hold it up
             raise FloatingPointError(f"the mean loss of epoch {record.epoch + 1} is {record.loss}: {NOT_FINITE}")
@@ -130,7 +130,7 @@ class Fit:
         return any([callback(end) is True for callback in self._request.callbacks])  # noqa: C419, every one is called
 
     def _conclude(self, outcome: Outcome) -> History:
-        """Puts the stages where the run has ended, and saves the end."""
+        """Load the state in which the run has ended, and save it."""
         if outcome.history is not None:
             return History.from_dict(outcome.history)
         stopped = outcome.stopped_at

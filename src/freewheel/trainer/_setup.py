@@ -37,7 +37,7 @@ class Setup:
 
 
 def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig) -> Setup:
-    """Brings the options of a trainer together, and refuses those that do not go together."""
+    """Collect the options of a trainer, and refuse those that cannot be combined."""
     one_of("runtime", config.runtime, RUNTIMES)
     method = find_method(config.method)
     method.check_run(config)
@@ -61,7 +61,7 @@ def settled(schedule: Schedule) -> int:
 
 
 def _check_together(config: RunConfig, schedule: Schedule, corrections: Sequence[Correction]) -> None:
-    """Refuses what a method cannot do with these options."""
+    """Refuse what a method cannot do with these options."""
     if config.clips_globally and any(correction.collects for correction in corrections):
         raise ValueError(
             "clip_scope='global' with Accumulate: the norm over all stages is that of one batch, not of those "

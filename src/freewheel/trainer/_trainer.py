@@ -137,7 +137,7 @@ class Trainer:
         return full_names(self._model, self.stages)
 
     def save(self, path: str | Path) -> None:
-        """Saves the trainer, as it is between two calls of `fit`, as a checkpoint in this folder; see `resume`.
+        """Save the trainer, as it is between two calls of `fit`, as a checkpoint in this folder; see `resume`.
 
         Under `torchrun` every process may call it; rank 0 writes.
         """
@@ -187,7 +187,7 @@ class Trainer:
         return self._runtime.mesh(self.config, len(self._stages))
 
     def evaluate(self, loader: Iterable[Any]) -> Score:
-        """Computes the loss and the metric on a loader, in eval mode; nothing is changed."""
+        """Compute the loss and the metric on a loader, in eval mode; nothing is changed."""
         with intra_op_threads(self._setup.threads):
             return evaluate(self.stages, loader, self.config)
 
