@@ -34,7 +34,7 @@ class SeededDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
+        if torch.Tag.nondeterministic_seeded not in func.tags or not _draws(func, args, kwargs):
             return func(*args, **kwargs)
         self.used = True
         if func is torch.ops.aten.native_dropout.default:
@@ -60,3 +60,13 @@ class SeededDraws(TorchDispatchMode):
             return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
         mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=self._generator([x], {}))
         return x * mask * (1 / (1 - p)), mask
+
+
+def _draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation tagged as random draws from torch's global generator, with these arguments."""
+    arguments = func._schema.arguments
+    given = {a.name: a.default_value for a in arguments} | dict(zip((a.name for a in arguments), args)) | kwargs
+    if given.get("generator") is not None or "philox_seed" in given:
+        return False
+    # A fused attention kernel draws only for its dropout.
+    return given.get("dropout_p") != 0.0

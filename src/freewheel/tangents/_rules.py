@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -125,14 +126,20 @@ def attention(
         scores = scores.masked_fill(~attn_mask, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    return F.dropout(scores.softmax(-1), dropout_p) @ value
+    if attn_mask is None:
+        weights = scores.softmax(-1)
+    else:  # the kernels return 0 for a query whose keys are all masked
+        masked = (scores == -math.inf).all(-1, keepdim=True)
+        weights = scores.masked_fill(masked, 0.0).softmax(-1).masked_fill(masked, 0.0)
+    return F.dropout(weights, dropout_p) @ value
 
 
-def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """Call the function with `need_weights`, which uses no fused kernel."""
-    wanted = kwargs.get("need_weights", True)
-    out, weights = F.multi_head_attention_forward(*args, **{**kwargs, "need_weights": True})
-    return out, weights if wanted else None
+# torch's function, with the attention above in place of the fused kernels.
+multi_head_attention = FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**vars(F), "scaled_dot_product_attention": attention, "has_torch_function": lambda tensors: False},
+    argdefs=F.multi_head_attention_forward.__defaults__,
+)
 
 
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:

@@ -1,0 +1,119 @@
+"""Habits of writing modules: what happens inside a stage, in its forward and its backward."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from habits._habit import FEEDBACK, Case, Habit, refuse, seeded, vectors
+
+NOT_A_STACK = "is not a plain stack of layers"
+NO_ATTENTION = "is a MultiheadAttention: feedback supports"
+
+
+class Attention(nn.Module):
+    """Causal self-attention with the fused function, as GPTs write it."""
+
+    def __init__(self, dropout: float = 0.0, mask: Tensor | None = None) -> None:
+        super().__init__()
+        self.qkv, self.dropout, self.mask = nn.Linear(8, 24), dropout, mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.qkv(x).split(8, dim=-1))
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, self.mask, dropout, is_causal=self.mask is None)
+        return x + y.transpose(1, 2).flatten(-2)
+
+
+class ByHand(Attention):
+    """The same, without the fused function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.qkv(x).split(8, dim=-1))
+        future = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
+        scores = (q @ k.transpose(-2, -1) / math.sqrt(4)).masked_fill(future, -math.inf)
+        return x + (scores.softmax(-1) @ v).transpose(1, 2).flatten(-2)
+
+
+class SelfAttention(nn.MultiheadAttention):
+    """Self-attention with the layer of the library, and a mask that leaves one step nothing to look at."""
+
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return x + super().forward(x, x, x, attn_mask=lonely(), need_weights=False)[0]
+
+
+class Mean(nn.Module):
+    """The mean over the steps."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+def lonely() -> Tensor:
+    """A mask of which one row is -inf."""
+    return torch.zeros(4, 4).index_fill(0, torch.tensor(2), -math.inf)
+
+
+def encoder_layer(dropout: float) -> nn.Module:
+    return nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=True)
+
+
+def between(make: Any, *args: Any) -> Case:
+    """Three stages of sequences, with a module of the habit in the first two."""
+    stages = seeded(
+        lambda: nn.Sequential(nn.Linear(6, 8), make(*args)),
+        lambda: nn.Sequential(nn.Linear(8, 8), make(*args)),
+        lambda: nn.Sequential(Mean(), nn.Linear(8, 3)),
+    )
+    return Case(stages, sequences())
+
+
+def sequences() -> list[tuple[Tensor, Tensor]]:
+    """Batches of sequences of four steps."""
+    return [(x.unflatten(1, (4, 6)), y) for x, y in vectors(width=24)]
+
+
+def attention() -> Case:
+    return between(Attention)
+
+
+def attention_by_hand() -> Case:
+    return between(ByHand)
+
+
+def attention_with_dropout() -> Case:
+    return between(Attention, 0.3)
+
+
+def attention_fully_masked() -> Case:
+    return between(Attention, 0.0, lonely())
+
+
+def multihead_attention_fully_masked() -> Case:
+    return between(lambda: SelfAttention(8, 2, batch_first=True))
+
+
+def transformer() -> Case:
+    return between(encoder_layer, 0.0)
+
+
+def transformer_with_dropout() -> Case:
+    return between(encoder_layer, 0.2)
+
+
+HABITS = [
+    Habit("fused attention", attention, refuse(NOT_A_STACK, "dfa"), twin=attention_by_hand),
+    Habit("fused attention with dropout", attention_with_dropout, refuse(NOT_A_STACK, "dfa"), plain=None),
+    Habit("fused attention of fully masked rows", attention_fully_masked, refuse(NOT_A_STACK, "dfa")),
+    Habit(
+        "multihead attention of fully masked rows",
+        multihead_attention_fully_masked,
+        refuse("is a SelfAttention: feedback supports", *FEEDBACK),
+    ),
+    Habit("transformer layers", transformer, refuse(NO_ATTENTION, *FEEDBACK)),
+    Habit("transformer layers with dropout", transformer_with_dropout, refuse(NO_ATTENTION, *FEEDBACK), plain=None),
+]
