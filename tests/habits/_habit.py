@@ -112,7 +112,8 @@ class Habit:
         make: The network and data, the same whenever it is called. A function at the top of a module, since the
             network goes to other processes.
         refused: The methods that refuse it, with a part of the line that says so; `*` stands for all others.
-        twin: The same network without the habit, if there is one: every method must train it to the same weights.
+        twin: The same network without the habit, if there is one: methods must train it to the same weights.
+        alike: The methods for which this holds: not those that learn by what the habit changes (a head on an output).
         fit: How it is trained.
         plain: How it is trained in plain PyTorch; None where plain PyTorch draws other random numbers.
         still: Parameters that plain PyTorch does not change either (parts of names).
@@ -125,6 +126,7 @@ class Habit:
     make: Callable[[], Case]
     refused: Mapping[str, str] = field(default_factory=dict)
     twin: Callable[[], Case] | None = None
+    alike: Sequence[str] = (*CHAIN, *FORWARD)
     fit: Callable[[fw.Trainer, Case], None] = fit
     plain: Callable[[Case], None] | None = loop
     still: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from freewheel._trees import differentiable
 from freewheel.corrections import Gradients
 from freewheel.plan import GRADIENT, Op, Unit
 from freewheel.stage import (
@@ -151,7 +152,7 @@ class ChainStage(Stage):
             if self.is_last and share != 1.0:
                 outputs = [loss * share for loss in outputs]
         # The next stage sends a gradient for each of these.
-        tensors = [t for t in tensors_among(leaves) if t.is_floating_point()]
+        tensors = [t for t in tensors_among(leaves) if differentiable(t)]
         slots = [None if self.is_last else i for i, t in enumerate(tensors) if t.requires_grad]
         self._graphs[unit] = Graph(inputs, outputs, slots, weights, self.version)
         return leaves, spec
@@ -161,7 +162,7 @@ class ChainStage(Stage):
         given, shape = flatten(to_device(x, self.device))
         inputs: list[Tensor] = []
         if self.passes_back and torch.is_grad_enabled():
-            inputs = [t.requires_grad_() for t in tensors_among(given) if t.is_floating_point()]
+            inputs = [t.requires_grad_() for t in tensors_among(given) if differentiable(t)]
         # The first forward runs on a copy to detect whether the module edits its input; later only editors get a copy.
         used = copies(given) if self._edits else given
         out = self._call(unit, unflatten(used, shape), target)

@@ -20,6 +20,11 @@ def kind_of(tensor: Tensor) -> Kind:
         >>> kind_of(torch.zeros(5, 3, 8, 8)), kind_of(torch.zeros(5, 7, 16)), kind_of(torch.zeros(5, 2, 2, 2, 2))
         ((4, 3), (3, 16), (2, 16))
     """
+    if tensor.is_complex():
+        raise TypeError(
+            "a stage passes on complex numbers, which heads and predictors cannot take: pass on torch.view_as_real(x), "
+            "or train with a method of the chain rule, such as 'pipedream'"
+        )
     if tensor.dim() == 4:
         return 4, tensor.shape[1]
     if tensor.dim() == 3:

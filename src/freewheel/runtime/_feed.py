@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
+from freewheel._trees import tensors_of
 from freewheel.runtime._channels import ClosedError
 from freewheel.runtime._fingerprint import fingerprint
-from freewheel.runtime._tensors import tensors_of
 
 
 class Batch(NamedTuple):

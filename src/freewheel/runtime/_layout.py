@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
+from freewheel._trees import children_of, rebuild
 from freewheel.tangents import Dual
 
 ALIGNMENT = 64
@@ -121,6 +123,9 @@ def _described(tree: Any, tensors: list[Tensor]) -> Node:
         return name, *[_described(child, tensors) for child in tree]
     if _MAPS.get(name) is kind and all(type(key) in (int, str) for key in tree):
         return name, tuple(tree), *[_described(child, tensors) for child in tree.values()]
+    found = children_of(tree)
+    if found is not None and _is_plain(found[1]):
+        return "node", found[:2], *[_described(child, tensors) for child in found[2]]
     raise TypeError(
         f"a {name} cannot travel between processes: pass on tensors, numbers, text, and tuples, lists and dicts of them"
     )
@@ -132,6 +137,9 @@ def _built(node: Node, tensors: Iterator[Tensor]) -> Any:
         return next(tensors)
     if kind == "plain":
         return children[0]
+    if kind == "node":
+        (name, context), *values = children
+        return rebuild(name, context, [_built(value, tensors) for value in values])
     if kind in _MAPS:
         keys, *values = children
         return _MAPS[kind]({key: _built(value, tensors) for key, value in zip(keys, values)})
@@ -147,7 +155,7 @@ def _leaves(node: Node) -> Iterator[Any]:
     if kind == "tensor":
         yield children
     elif kind != "plain":
-        for child in children[1:] if kind in _MAPS else children:
+        for child in children[1:] if kind in _MAPS or kind == "node" else children:
             yield from _leaves(child)
 
 
@@ -155,6 +163,13 @@ def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
     if 0 in shape:
         return 0
     return 1 + sum((n - 1) * step for n, step in zip(shape, stride))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is the same after a journey as JSON, lists for tuples aside."""
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return type(value) in (NoneType, bool, int, float, str)
 
 
 def _as_tuples(value: Any) -> Any:
@@ -179,4 +194,4 @@ def compact(tree: Any) -> Any:
         return type(tree)([compact(child) for child in tree])
     if type(tree) in _NAMED.values():
         return type(tree)(*[compact(child) for child in tree])
-    return tree
+    return tree_map(lambda leaf: leaf if leaf is tree else compact(leaf), tree)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from freewheel.runtime._tensors import map_tensors, tensors_of
+from freewheel._trees import map_tensors, tensors_of
 
 MicroBatch = tuple[Any, int, float]  # its input or target, its number of samples, its weight in the loss
 

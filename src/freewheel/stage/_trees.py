@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from freewheel._trees import check_leaf
+
 
 def homes(modules: Sequence[nn.Module]) -> list[torch.device]:
     """Return the device of each module; one without tensors has the device of the module before it.
@@ -48,7 +50,10 @@ def flatten(tree: Any) -> tuple[list[Any], Shape]:
         return [tree], Tensor
     if type(tree) is tuple and len(tensors_among(tree)) == len(tree):
         return list(tree), tuple
-    return tree_flatten(tree)
+    leaves, shape = tree_flatten(tree)
+    for leaf in leaves:
+        check_leaf(leaf)
+    return leaves, shape
 
 
 def unflatten(leaves: list[Any], shape: Shape) -> Any:

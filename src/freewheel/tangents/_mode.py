@@ -19,6 +19,7 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from freewheel._trees import differentiable
 from freewheel.stage import tensors_among
 from freewheel.tangents._compiled import FixedTangents
 from freewheel.tangents._directions import TangentSource
@@ -93,7 +94,7 @@ def _check_custom(op: OpOverload | OpOverloadPacket, args: Any, out: Any) -> Non
     if str(op).startswith(("aten.", "prims.")):
         return
     dual_input = any(unpack_dual(t).tangent is not None for t in tensors_among(tree_leaves(args)))
-    outputs = [t for t in tensors_among(tree_leaves(out)) if t.is_floating_point()]
+    outputs = [t for t in tensors_among(tree_leaves(out)) if differentiable(t)]
     if dual_input and any(unpack_dual(t).tangent is None for t in outputs):
         raise NotImplementedError(_missing(str(op)))
 
