@@ -213,10 +213,10 @@ MUTATIONS = [
         "with scratch_buffers(self.module), self.weights.replaying(saved):",
     ),
     Mutation(
-        "resume-without-dropout",
-        "stage/_stage.py",
-        'self._draws, self._edits = pending["draws"], pending["edits"]',
-        'self._draws, self._edits = False, pending["edits"]',
+        "dropout-without-seed",
+        "stage/_random.py",
+        'if given["generator"] is not None or _active.draws is None:',
+        "if True:",
     ),
     Mutation(
         "resume-with-steps-exchanged",

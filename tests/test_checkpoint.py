@@ -365,7 +365,6 @@ ENTRIES: dict[str, tuple[str, str, tuple[Any, ...], Any]] = {
     "gradients in flight": ("dni", "stage-1.pt", ("sent",), zeroed),
     "outputs to fit to": ("dni", "stage-0.pt", ("pending", "stored"), first),
     "the predictor's momentum": ("dni", "stage-1.pt", ("head", "optimizer", "state"), lambda state: {}),
-    "the state of dropout": ("fdg", "stage-0.pt", ("pending", "draws"), lambda draws: False),
 }
 
 

@@ -105,7 +105,85 @@ def transformer_with_dropout() -> Case:
     return between(encoder_layer, 0.2)
 
 
+class Later(nn.Module):
+    """Dropout that begins with the fourth batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return F.dropout(x, 0.5) if self.calls > 3 else x
+
+
+class Depth(nn.Module):
+    """Stochastic depth: a block that is skipped at random, by a number drawn in the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keep = torch.rand(len(x), 1) < 0.5
+        return x + keep * self.layer(x)
+
+
+class Noise(nn.Module):
+    """Gaussian noise on the activations."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.1 * torch.randn_like(x)
+
+
+class Gumbel(nn.Module):
+    """A sample of classes through which gradients pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gumbel_softmax(x, hard=True) + x
+
+
+def in_the_middle(make: Any, *args: Any) -> Case:
+    """Three stages of vectors, with a module of the habit in each."""
+    stages = seeded(
+        lambda: nn.Sequential(nn.Linear(6, 8), make(*args), nn.Tanh()),
+        lambda: nn.Sequential(nn.Linear(8, 8), make(*args), nn.Tanh()),
+        lambda: nn.Sequential(make(*args), nn.Linear(8, 3)),
+    )
+    return Case(stages, vectors())
+
+
+def dropout_that_begins_later() -> Case:
+    return in_the_middle(Later)
+
+
+def stochastic_depth() -> Case:
+    return in_the_middle(Depth)
+
+
+def noise() -> Case:
+    return in_the_middle(Noise)
+
+
+def gumbel_softmax() -> Case:
+    return in_the_middle(Gumbel)
+
+
+def rrelu() -> Case:
+    return in_the_middle(nn.RReLU)
+
+
+def alpha_dropout() -> Case:
+    return in_the_middle(nn.AlphaDropout)
+
+
 HABITS = [
+    Habit("dropout that begins later", dropout_that_begins_later, plain=None),
+    Habit("stochastic depth", stochastic_depth, refuse(NOT_A_STACK, "dfa"), plain=None),
+    Habit("noise on activations", noise, plain=None),
+    Habit("gumbel softmax", gumbel_softmax, plain=None),
+    Habit("random slopes of a relu", rrelu, plain=None),
+    Habit("alpha dropout", alpha_dropout, plain=None),
     Habit("fused attention", attention, refuse(NOT_A_STACK, "dfa"), twin=attention_by_hand),
     Habit("fused attention with dropout", attention_with_dropout, refuse(NOT_A_STACK, "dfa"), plain=None),
     Habit("fused attention of fully masked rows", attention_fully_masked, refuse(NOT_A_STACK, "dfa")),

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from freewheel._config import OptimizerFactory
-from freewheel._seeds import seed_of
 from freewheel.corrections import Gradients
 from freewheel.credit._chain_stage import ChainStage
 from freewheel.credit._shapes import Kind, kind_of
@@ -100,7 +99,7 @@ class AuxiliaryStage(ChainStage):
                 "or give the method an optimizer for predictors"
             )
         dtype = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), None)
-        with SeededDraws(seed_of(self.config.seed, self.index, HEAD)), torch.enable_grad():
+        with SeededDraws(self.config.seed, self.index, HEAD), torch.enable_grad():
             network = self._network(kinds)
         return Auxiliary(kinds, network.to(self.device, dtype), self.blueprint, self._factory)
 

@@ -3,70 +3,163 @@
 Dropout and similar layers draw from torch's global generator. Concurrent stages would share it, and the order of their
 draws would depend on timing. Here every forward of (seed, stage, batch, micro-batch) has its own generator, so it is
 reproducible on another runtime and in a recomputation.
+
+Only random operations are intercepted, so a stage that draws nothing pays nothing: torch's dispatcher has a key that
+no kernel uses. `SeededDraws` includes it in the keys of its thread, all operations skip it, and the random ones get a
+kernel for it, which calls the same operation with a generator. `torch.vmap` handles random operations in the same way.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor
+from torch._ops import OpOverload
 
+from freewheel._seeds import seed_of
 from freewheel.stage._trees import tensors_among
 
+_KEY = "TESTING_ONLY_GenericMode"
+# Kernels that draw on the GPU without a generator; attention step by step takes their place.
+_FUSED_ATTENTION = ("flash", "efficient", "cudnn")
 
-class SeededDraws(TorchDispatchMode):
-    """A mode in which every random operation draws from the mode's own generator; `used` is whether there was any."""
 
-    def __init__(self, seed: int) -> None:
-        super().__init__()
+class SeededDraws:
+    """A context in which the random operations of a thread draw from generators of its own.
+
+    Args:
+        key: What the seed is made from.
+
+    Example:
+        >>> def draw():
+        ...     with SeededDraws(0, 1, 2) as draws:
+        ...         return torch.rand(2), draws.used
+        >>> torch.equal(draw()[0], draw()[0]), draw()[1]
+        (True, True)
+    """
+
+    def __init__(self, *key: int) -> None:
         self.used = False
-        self._seed = seed
+        self._key = key
         self._generators: dict[torch.device, torch.Generator] = {}
 
-    def _generator(self, args: Any, kwargs: Any) -> torch.Generator:
-        """Return the generator of the operation's device."""
-        given = next((t.device for t in tensors_among(args)), kwargs.get("device"))
-        device = torch.device(given) if given is not None else torch.get_default_device()
+    def generator(self, device: torch.device) -> torch.Generator:
+        """Return the generator of a device."""
+        self.used = True
         if device not in self._generators:
-            self._generators[device] = torch.Generator(device=device).manual_seed(self._seed)
+            self._generators[device] = torch.Generator(device=device).manual_seed(seed_of(*self._key))
         return self._generators[device]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags or not _draws(func, args, kwargs):
-            return func(*args, **kwargs)
-        self.used = True
-        if func is torch.ops.aten.native_dropout.default:
-            return self._dropout(*args, **kwargs)
-        if any(argument.name == "generator" for argument in func._schema.arguments):
-            return func(*args, **{**kwargs, "generator": self._generator(args, kwargs)})
-        wanted = [argument.name for argument in func._schema.arguments]
-        for overload in func.overloadpacket.overloads():
-            # torch.rand and similar functions take a generator in a separate overload.
-            other = getattr(func.overloadpacket, overload)
-            names = [a.name for a in other._schema.arguments]
-            if "generator" in names and [n for n in names if n != "generator"] == wanted:
-                return other(*args, **{**kwargs, "generator": self._generator(args, kwargs)})
-        raise RuntimeError(
-            f"{func} draws random numbers but takes no generator, so its result would depend on timing: "
-            "set its dropout to 0, or use another kernel"
-        )
+    def __enter__(self) -> SeededDraws:
+        self._outer = _active.draws
+        self._guard = torch._C._IncludeDispatchKeyGuard(_registered().key)
+        self._guard.__enter__()
+        _active.draws = self
+        return self
 
-    def _dropout(self, x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-        if not train or p == 0:
-            return x.clone(), torch.ones_like(x, dtype=torch.bool)
-        if p == 1:
-            return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-        mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=self._generator([x], {}))
-        return x * mask * (1 / (1 - p)), mask
+    def __exit__(self, *error: object) -> None:
+        self._guard.__exit__(*error)
+        _active.draws = self._outer
 
 
-def _draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operation tagged as random draws from torch's global generator, with these arguments."""
-    arguments = func._schema.arguments
-    given = {a.name: a.default_value for a in arguments} | dict(zip((a.name for a in arguments), args)) | kwargs
-    if given.get("generator") is not None or "philox_seed" in given:
-        return False
-    # A fused attention kernel draws only for its dropout.
-    return given.get("dropout_p") != 0.0
+class _Active(threading.local):
+    draws: SeededDraws | None = None
+
+
+_active = _Active()
+
+
+class _Registered(NamedTuple):
+    """The dispatcher's key, and the kernels, which are there as long as their libraries."""
+
+    key: Any
+    libraries: tuple[Any, ...]
+
+
+@cache
+def _registered() -> _Registered:
+    """Register the kernels of random operations, once per process."""
+    others, library = torch.library.Library("_", "IMPL", _KEY), torch.library.Library("aten", "IMPL", _KEY)
+    others.fallback(torch.library.fallthrough_kernel)
+    for schema in torch._C._jit_get_all_schemas():
+        names = {argument.name for argument in schema.arguments}
+        if not schema.name.startswith("aten::") or names.isdisjoint({"generator", "dropout_p", "dropout", "p"}):
+            continue
+        packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"))
+        op = getattr(packet, schema.overload_name or "default")
+        if torch.Tag.nondeterministic_seeded in op.tags and (kernel := _kernel(op, names)):
+            library.impl(op, partial(kernel, op), _KEY)
+    return _Registered(torch._C._dispatch_key_parse(_KEY), (others, library))  # pyright: ignore
+
+
+def _kernel(op: OpOverload, names: set[str]) -> Callable[..., Any] | None:
+    """Return the kernel of a random operation; None if it is made of others that have one."""
+    if "generator" in names:
+        return _seeded
+    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
+        return None
+    if op is torch.ops.aten.native_dropout.default:
+        return _dropout
+    fused = [f"aten::_scaled_dot_product_{name}_attention" for name in _FUSED_ATTENTION]
+    return _attention if op.name() in fused else _without_generator
+
+
+def _plainly(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Call an operation as outside of `SeededDraws`."""
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_registered().key)):
+        return op(*args, **kwargs)
+
+
+def _given(op: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return all arguments by name, defaults included."""
+    arguments = op._schema.arguments
+    return {a.name: a.default_value for a in arguments} | dict(zip((a.name for a in arguments), args)) | kwargs
+
+
+def _seeded(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Call an operation with the generator of its device, unless it is given one."""
+    given = _given(op, args, kwargs)
+    if given["generator"] is not None or _active.draws is None:
+        return _plainly(op, *args, **kwargs)
+    known = next((t.device for t in tensors_among(given.values())), given.get("device"))
+    device = torch.device(known) if known is not None else torch.get_default_device()
+    named = {name: value for name, value in given.items() if name != "self"}
+    positional = [given["self"]] if "self" in given else []
+    return _plainly(op, *positional, **{**named, "generator": _active.draws.generator(device)})
+
+
+def _dropout(op: OpOverload, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    if not train or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+    mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p)
+    return x * mask * (1 / (1 - p)), mask
+
+
+def _attention(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Call a fused kernel that has no dropout; else compute attention step by step, with a dropout that is seeded."""
+    given = _given(op, args, kwargs)
+    if not given["dropout_p"]:
+        return _plainly(op, *args, **kwargs)
+    inputs = given["query"], given["key"], given["value"], given.get("attn_bias")
+    attention = torch.ops.aten._scaled_dot_product_attention_math
+    out, _ = attention(*inputs, given["dropout_p"], given["is_causal"], scale=given["scale"])
+    rest = [out.new_empty(0) if str(value.type) == "Tensor" else 0 for value in op._schema.returns[1:]]
+    return out, *rest
+
+
+def _without_generator(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Call an operation that takes no generator if it has no dropout."""
+    given = _given(op, args, kwargs)
+    dropout = next((given[name] for name in ("dropout_p", "dropout", "p") if name in given), 0.0)
+    if not dropout or given.get("train") is False or "philox_seed" in given:
+        return _plainly(op, *args, **kwargs)
+    raise RuntimeError(
+        f"{op} draws random numbers but takes no generator, so its result would depend on timing: "
+        "set its dropout to 0, or use another kernel"
+    )

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freewheel._seeds import seed_of
 from freewheel.corrections import Gradients, Site, StageCorrections
 from freewheel.plan import CLIP, NORMS, SHARE, Op, Unit
 from freewheel.stage._blueprint import Blueprint
@@ -48,8 +47,8 @@ class Stage(ABC):
         self.weights: WeightVersions = Live(self.module)
         self.collects = False  # whether the weights hold the gradient of earlier batches
         self.retains = False  # whether to retain what a checkpoint needs
-        self._draws = True  # whether the module draws random numbers, detected in the first forward of a run
-        self._edits = True  # whether the module changes its input in place, detected likewise
+        self._draws = False  # whether the last forward has drawn random numbers
+        self._edits = True  # whether the module changes its input in place, detected in the first forward of a run
         self._later_norms = torch.zeros(0)  # of the gradients of all later stages
         self._norm: Tensor | None = None  # over all stages, where clipping is global
 
@@ -57,7 +56,7 @@ class Stage(ABC):
         """Start a run with an empty pipeline, after this many batches and epochs in earlier runs."""
         self.first_batch, self.epoch, self.version, self.losses = batches_before, epochs_before, 0, []
         self.weights = self._make_weights()
-        self._draws = self._edits = True
+        self._edits = True
 
     def end(self) -> None:
         """End a run and drop its state."""
@@ -96,14 +95,11 @@ class Stage(ABC):
 
     def _call(self, unit: Unit, x: Tree, target: Tree) -> Tree:
         """Run the module, and the loss after the last one, with the random numbers of this unit."""
-        dtype = self.config.autocast
-        if not self._draws and dtype is None:
-            return self._plain_call(x, target)
         batch, micro = unit
-        key = self.config.seed, self.index, self.first_batch + batch, self.first_micro_batch + micro
-        draws = SeededDraws(seed_of(*key))
+        dtype = self.config.autocast
         casts = torch.autocast(self.device.type, dtype=dtype) if dtype is not None else nullcontext()
-        with casts, draws if self._draws else nullcontext():
+        key = self.config.seed, self.index, self.first_batch + batch, self.first_micro_batch + micro
+        with casts, SeededDraws(*key) as draws:
             out = self._plain_call(x, target)
         self._draws = draws.used
         return out
@@ -235,12 +231,12 @@ class Stage(ABC):
 
     def pending(self) -> dict[str, Any]:
         """Return the state of pending batches, in plain containers, by reference."""
-        return {"version": self.version, "epoch": self.epoch, "draws": self._draws, "edits": self._edits}
+        return {"version": self.version, "epoch": self.epoch, "edits": self._edits}
 
     def restore(self, pending: dict[str, Any]) -> None:
         """Restore pending batches, between `begin` and the first action of a run."""
         self.version, self.epoch = pending["version"], pending["epoch"]
-        self._draws, self._edits = pending["draws"], pending["edits"]
+        self._edits = pending["edits"]
 
     def encode(self, message: Tree) -> Tree:
         """Convert a message of this stage into plain containers."""
