@@ -20,6 +20,8 @@ OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 Transport = Literal["auto", "shared", "gloo", "nccl"]
 TRANSPORTS: tuple[Transport, ...] = ("auto", "shared", "gloo", "nccl")
+Part = str | int  # a key of a batch that is a dict, or a position in one that is a tuple
+Parts = Part | Sequence[Part]
 Stragglers = Mapping[int, tuple[float, float]]  # stage -> probability, factor
 
 
@@ -39,6 +41,10 @@ class RunConfig:
         clip: The largest gradient norm.
         clip_scope: Whether that norm is over a `stage` or `global` (synchronous methods only).
         autocast: `torch.bfloat16` runs forwards in it.
+        inputs: The key or position of the input in what the loader gives, where that is a dict or a longer tuple; a list
+            of them makes the input a tuple.
+        targets: Likewise of the target.
+        batch_dim: The dimension of the samples; 1 for sequences that come time first.
         metric: Maps output and target to a number or None; accuracy by default if the target is a class.
         threads: Intra-op threads per stage; the cores divided evenly by default. Results depend on it, and on no other
             property of the machine.
@@ -63,6 +69,9 @@ class RunConfig:
     clip: float | None = None
     clip_scope: Literal["stage", "global"] = "stage"
     autocast: torch.dtype | None = None
+    inputs: Parts | None = None
+    targets: Parts | None = None
+    batch_dim: int = 0
     metric: Metric = accuracy
     threads: int | None = None
     slack: int = 0
@@ -85,6 +94,7 @@ class RunConfig:
             whole_number("threads", self.threads, least=1)
         number("timeout", self.timeout, above=0, hint="the seconds to wait", finite=False)
         self._check_clip()
+        self._check_parts()
         if self.autocast is not None and self.autocast is not torch.bfloat16:
             raise ValueError(
                 f"autocast={self.autocast!r}: only torch.bfloat16 is supported (float16 would need a gradient scaler)"
@@ -97,6 +107,17 @@ class RunConfig:
             number("clip", self.clip, above=0, hint="the largest gradient norm", finite=False)
         elif self.clip_scope == "global":
             raise ValueError("clip_scope='global' without a clip: give the largest norm as well, such as clip=1.0")
+
+    def _check_parts(self) -> None:
+        whole_number("batch_dim", self.batch_dim, least=0)
+        for name, parts, other in (("inputs", self.inputs, "targets"), ("targets", self.targets, "inputs")):
+            if parts is None:
+                continue
+            hint = f"give the key or position of the {name} in a batch, such as 'image' or 0, or a list of them"
+            for part in [parts] if isinstance(parts, str | int) else of_type(name, parts, Sequence, hint):
+                of_type(name, part, (str, int), hint)
+            if getattr(self, other) is None:
+                raise ValueError(f"{name}={parts!r} without {other}: say where in a batch both are")
 
     @property
     def clips_globally(self) -> bool:

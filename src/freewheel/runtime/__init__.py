@@ -7,7 +7,7 @@ from freewheel.runtime._errors import (
     decode_error as decode_error,
     encode_error as encode_error,
 )
-from freewheel.runtime._feed import Batch as Batch, Feed as Feed, Start as Start
+from freewheel.runtime._feed import Feed as Feed, Start as Start
 from freewheel.runtime._generators import recall as recall, remember as remember, seeded as seeded
 from freewheel.runtime._interpreter import NOT_FINITE as NOT_FINITE, Interpreter as Interpreter, Snapshot as Snapshot
 from freewheel.runtime._processes import Processes
@@ -19,6 +19,7 @@ from freewheel.runtime._ranks import (
     rank_and_size as rank_and_size,
     store_of as store_of,
 )
+from freewheel.runtime._reading import Batch as Batch, Reader as Reader
 from freewheel.runtime._run import Cut as Cut, LocalRun as LocalRun, Outcome as Outcome, Run as Run
 from freewheel.runtime._runtime import Runtime as Runtime
 from freewheel.runtime._simulate import Simulate

@@ -8,23 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-from freewheel._trees import tensors_of
 from freewheel.runtime._channels import ClosedError
 from freewheel.runtime._fingerprint import fingerprint
-
-
-class Batch(NamedTuple):
-    """One batch: its number, the input of the first stage, the target of the last, and its number of samples.
-
-    `length` is the size of the input's second dimension, the number of time steps if it has any.
-    """
-
-    number: int
-    x: Any
-    target: Any
-    size: int
-    length: int | None
-    cut: bool  # whether an epoch ends with it
+from freewheel.runtime._reading import Batch, Reader
 
 
 class Announced(Protocol):
@@ -64,8 +50,9 @@ class Feed:
     """Numbers the batches of `epochs` passes over a loader, and announces them to every stage.
 
     A batch is announced once the one after it has been read, so that it is known whether its epoch ends there. The
-    epoch of `start` is iterated from the beginning, and earlier batches are dropped. `on_batch` is called for each
-    batch that is pulled, `remember` at the beginning of each epoch; `place` returns its result.
+    epoch of `start` is iterated from the beginning, and earlier batches are dropped. `read` makes a batch of its number
+    and what the loader gave. `on_batch` is called for each batch that is pulled, `remember` at the beginning of each
+    epoch; `place` returns its result.
     """
 
     def __init__(
@@ -73,11 +60,12 @@ class Feed:
         loader: Iterable[Any],
         epochs: int,
         *,
+        read: Callable[[int, Any], Batch] | None = None,
         on_batch: Callable[[], object] = lambda: None,
         start: Start = START,
         remember: Callable[[], Any] | None = None,
     ) -> None:
-        self._source = _batches(loader, epochs, start, self._begin)
+        self._source = _batches(loader, epochs, read or Reader().batch, start, self._begin)
         self._on_batch = on_batch
         self._remember = remember
         self._start = start
@@ -183,7 +171,11 @@ class Feed:
 
 
 def _batches(
-    loader: Iterable[Any], epochs: int, start: Start, on_epoch: Callable[[int, int], object]
+    loader: Iterable[Any],
+    epochs: int,
+    read: Callable[[int, Any], Batch],
+    start: Start,
+    on_epoch: Callable[[int, int], object],
 ) -> Iterator[Batch]:
     number = start.first
     for epoch in range(start.epoch, epochs):
@@ -192,7 +184,7 @@ def _batches(
         for item in loader:
             if pending is not None and pending.number >= start.batch:
                 yield pending
-            pending = _batch(number, item)
+            pending = read(number, item)
             number += 1
             if number == start.batch and start.last not in ("", fingerprint(pending[1:3])):
                 warnings.warn(
@@ -210,19 +202,3 @@ def _batches(
                 f"{start.batch}, where the checkpoint is: give the loader that the run began with"
             )
         yield pending._replace(cut=True)
-
-
-def _batch(number: int, item: Any) -> Batch:
-    pair = isinstance(item, (tuple, list))
-    if not pair or len(item) != 2:
-        kind = type(item).__name__ + (f" of length {len(item)}" if pair else "")
-        raise TypeError(f"loader gave a {kind} as batch {number}: it must give pairs (input, target)")
-    x, target = item
-    tensors = tensors_of(x)
-    if not tensors:
-        raise TypeError(f"loader gave an input without any tensor as batch {number} ({type(x).__name__})")
-    size = tensors[0].shape[0] if tensors[0].dim() else 1
-    if size == 0:
-        raise ValueError(f"loader gave an empty batch as batch {number}: drop it")
-    length = tensors[0].shape[1] if tensors[0].dim() > 1 else None
-    return Batch(number, x, target, size, length, cut=False)

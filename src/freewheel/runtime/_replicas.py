@@ -15,8 +15,8 @@ from torch import Tensor
 
 from freewheel._trees import map_tensors
 from freewheel.plan import Schedule
-from freewheel.runtime._feed import Batch
 from freewheel.runtime._micro_batches import split_samples
+from freewheel.runtime._reading import Batch
 
 
 class Peers:

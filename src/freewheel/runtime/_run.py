@@ -11,8 +11,9 @@ from typing import Any
 
 from freewheel._config import RunConfig
 from freewheel.runtime._channels import Channel, Sender
-from freewheel.runtime._feed import Batch, Feed
+from freewheel.runtime._feed import Feed
 from freewheel.runtime._interpreter import Interpreter, Snapshot
+from freewheel.runtime._reading import Batch
 from freewheel.runtime._replicas import shards
 from freewheel.runtime._spec import RunSpec
 from freewheel.runtime._wiring import PREFETCH, close_all, depth_of, input_name, stage_wires, target_name

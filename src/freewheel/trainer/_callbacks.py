@@ -39,3 +39,14 @@ class EpochEnd:
 
 
 Callback = Callable[[EpochEnd], Any]
+
+
+def asks_to_stop(answer: Any) -> bool:
+    """Whether a callback has returned True: Python's, NumPy's or a tensor's.
+
+    Example:
+        >>> import torch
+        >>> [asks_to_stop(answer) for answer in (None, True, torch.tensor(True), torch.tensor(0.5), 1)]
+        [False, True, True, False, False]
+    """
+    return answer is True or (str(getattr(answer, "dtype", "")) in ("bool", "torch.bool") and bool(answer))

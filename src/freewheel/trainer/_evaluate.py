@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from freewheel._config import RunConfig
-from freewheel.runtime import Feed
+from freewheel.runtime import Feed, Reader
 from freewheel.stage import homes, to_device
 from freewheel.trainer._history import Score
 
 
 def evaluate(modules: Sequence[nn.Module], loader: Iterable[Any], config: RunConfig) -> Score:
     """Run the stages one after the other, in eval mode and without gradients."""
-    feed = Feed(loader, 1)
+    feed = Feed(loader, 1, read=Reader.of(config).batch)
     total, samples = 0.0, 0
     scores: list[float] = []
     devices = homes(modules)
@@ -25,14 +25,21 @@ def evaluate(modules: Sequence[nn.Module], loader: Iterable[Any], config: RunCon
         while (batch := feed.pull()) is not None:
             out, target = batch.x, to_device(batch.target, devices[-1])
             for module, device in zip(modules, devices):
-                with torch.autocast(device.type, dtype=config.autocast) if config.autocast else nullcontext():
+                with casting(config, device):
                     out = module(to_device(out, device))
-            total += float(config.loss(out, target)) * batch.size
+            with casting(config, devices[-1]):
+                loss = config.loss(out, target)
+            total += float(loss) * batch.size
             score = config.metric(out, target)
             if score is not None:
                 scores.append(float(score) * batch.size)
             samples += batch.size
     return Score(loss=total / samples, metric=sum(scores) / samples if scores else None, samples=samples)
+
+
+def casting(config: RunConfig, device: torch.device) -> AbstractContextManager[object]:
+    """The context in which a stage and the loss compute: autocast, where it is asked for."""
+    return torch.autocast(device.type, dtype=config.autocast) if config.autocast else nullcontext()
 
 
 @contextmanager

@@ -15,15 +15,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from freewheel._errors import of_type, whole_number
 from freewheel._malloc import keep_freed_memory
 from freewheel._seeds import seed_of
 from freewheel.checkpoint import Checkpoint, CheckpointWriter, FitPosition
-from freewheel.runtime import NOT_FINITE, RUNTIMES, Before, Cut, Feed, Outcome, Run, RunSpec, recall, remember, seeded
+from freewheel.runtime import (
+    NOT_FINITE,
+    RUNTIMES,
+    Before,
+    Cut,
+    Feed,
+    Outcome,
+    Reader,
+    Run,
+    RunSpec,
+    recall,
+    remember,
+    seeded,
+)
 from freewheel.stage import Stage, load_tensors
-from freewheel.trainer._callbacks import Callback, EpochEnd
+from freewheel.trainer._callbacks import Callback, EpochEnd, asks_to_stop
 from freewheel.trainer._evaluate import evaluate
 from freewheel.trainer._history import Epoch, History, LayerUpdates, mean_loss
 from freewheel.trainer._progress import ProgressBar
@@ -75,7 +86,10 @@ class Fit:
         shown = False if self._silent else request.progress
         self._bar = ProgressBar(request.loader, request.epochs, done=start.batch, enabled=shown)
         remembers = partial(remember, request.loader) if writer else None
-        self._feed = Feed(request.loader, request.epochs, on_batch=self._bar.advance, start=start, remember=remembers)
+        read = Reader.of(setup.config, request.loader).batch
+        self._feed = Feed(
+            request.loader, request.epochs, read=read, on_batch=self._bar.advance, start=start, remember=remembers
+        )
         self._history = History.from_dict(resumed.position.history) if resumed else History()
         seconds = resumed.position.seconds if resumed else 0.0
         self._since = time.perf_counter() - seconds  # the last epoch ended
@@ -96,7 +110,7 @@ class Fit:
         runner = self._setup.method.runner(config.runtime, blueprints)
         writing = self._writer.lock() if self._writer else nullcontext()
         interruptible = _interruptible(self._feed, self._silent)
-        with writing, self._bar, _train_mode(self._modules), seeded(spec.seed), interruptible:
+        with writing, self._bar, seeded(spec.seed), interruptible:
             if spec.checkpoint:
                 recall(self._request.loader, spec.checkpoint.generators())
             outcome = runner(run)
@@ -127,7 +141,7 @@ class Fit:
         self._history.epochs.append(record)
         self._bar.epoch(record)
         end = EpochEnd(record=record, history=self._history, stages=self._shadows)
-        return any([callback(end) is True for callback in self._request.callbacks])  # noqa: C419, every one is called
+        return any([asks_to_stop(callback(end)) for callback in self._request.callbacks])  # noqa: C419, every one is called
 
     def _conclude(self, outcome: Outcome) -> History:
         """Load the state in which the run has ended, and save it."""
@@ -187,15 +201,6 @@ def _record(cut: Cut, history: History, *, since: float) -> Epoch:
         staleness=tuple(each.gaps / max(1, each.updates) for each in cut.snapshots),
         layers={name: LayerUpdates(*counts) for each in cut.snapshots for name, counts in each.layers.items()},
     )
-
-
-@contextmanager
-def _train_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Put modules that are in eval mode into train mode; submodules of the others keep their modes."""
-    sleeping = [module for module in modules if not module.training]
-    for module in sleeping:
-        module.train()
-    yield
 
 
 @contextmanager

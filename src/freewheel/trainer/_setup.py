@@ -73,6 +73,11 @@ def _check_together(config: RunConfig, schedule: Schedule, corrections: Sequence
             "gradients of the same batch, so the norm over all of them does not exist before some have been updated; "
             "clip each stage by its own norm (clip_scope='stage')"
         )
+    if config.batch_dim and (schedule.micro > 1 or schedule.replicas > 1):
+        raise ValueError(
+            f"batch_dim={config.batch_dim} with {schedule.name}: micro-batches and replicas divide the first dimension; "
+            "put the samples there (batch_first=True)"
+        )
     if config.autocast is not None and schedule.weights == "current" and schedule.asynchronous:
         raise ValueError(
             f"autocast with weights='current' ({schedule.name}): a late backward would see the bfloat16 copies "

@@ -33,6 +33,7 @@ from freewheel.trainer._callbacks import Callback, StageSequence
 from freewheel.trainer._evaluate import evaluate
 from freewheel.trainer._fit import Fit, FitRequest
 from freewheel.trainer._history import History, Score
+from freewheel.trainer._modes import Modes
 from freewheel.trainer._setup import check_stages, set_up, takes_options
 
 
@@ -66,6 +67,7 @@ class Trainer:
         self._runtime = RUNTIMES[config.runtime]
         self._runtime.check(config, setup.blueprints)
         setup.options.credit.check_epochs(self._stages, range(1))
+        self._modes = Modes([stages.model] if isinstance(stages, Stages) else modules, modules)
         self._before = Before()
         self._running = False
         self._resumed: Checkpoint | None = None  # in the middle of a fit
@@ -241,6 +243,7 @@ class Trainer:
         resumed, self._resumed = self._resumed, None
         self._running = True
         try:
+            self._modes.train()
             history = Fit(self._setup, self._stages, request, self._before, writer, resumed).run()
         finally:
             self._running = False
