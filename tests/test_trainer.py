@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -165,3 +167,122 @@ def test_progress_goes_to_standard_error_alone(progress, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert ("epoch 2/2" in err) == progress
+
+
+# -- what people do in plain PyTorch -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [list, iter], ids=["list", "iterator"])
+def test_evaluation_leaves_the_data_alone(wrap):
+    stages = [nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3))]
+    loader, untouched = batches(3), batches(3)
+    trainer(stages, "bp").evaluate(wrap(loader))
+    trainer(stages, "bp").fit(batches(2, seed=7), validate=loader)
+    assert all(same_bits(a, b) for a, b in zip(loader, untouched))
+
+
+def test_validation_computes_the_loss_as_training_does(cpu_bfloat16):
+    stages = [nn.Linear(6, 12), nn.Linear(12, 3)]
+    still = lambda p: torch.optim.SGD(p, lr=0.0)  # noqa: E731
+    made = trainer(stages, "bp", autocast=torch.bfloat16, optimizer=still)
+    history = made.fit(batches(3), validate=batches(3))
+    assert history.epochs[0].validation.loss == history.losses[0] == made.evaluate(batches(3)).loss
+
+
+@pytest.mark.parametrize("answer", [True, np.True_, torch.tensor(True)], ids=str)
+def test_any_true_of_a_callback_ends_the_training(answer):
+    history = trainer(network(2), "pipedream").fit(batches(3), epochs=4, callbacks=[lambda end: answer])
+    assert (len(history.epochs), history.stopped) == (1, True)
+
+
+@pytest.mark.parametrize("answer", [False, np.False_, torch.tensor(False), 1, 0.5, "yes", torch.ones(3)], ids=str)
+def test_nothing_else_does(answer):
+    history = trainer(network(2), "pipedream").fit(batches(3), epochs=2, callbacks=[lambda end: answer])
+    assert len(history.epochs) == 2
+
+
+class TimeFirst(nn.Module):
+    def __init__(self, each_step: bool):
+        super().__init__()
+        self.layer, self.out, self.each_step = nn.RNN(4, 5), nn.Linear(5, 3), each_step
+
+    def forward(self, x):
+        steps = self.out(self.layer(x)[0])
+        return steps.permute(0, 2, 1) if self.each_step else steps[-1]
+
+
+@pytest.mark.parametrize("each_step", [False, True])
+def test_samples_of_sequences_that_come_time_first(each_step):
+    torch.manual_seed(0)
+    sizes = [(7, 6), (5, 2), (9, 3)]  # steps, samples
+    steps = 4 if each_step else None
+    loader = [(torch.randn(steps or t, n, 4), torch.randint(3, (steps, n) if each_step else (n,))) for t, n in sizes]
+    model = TimeFirst(each_step)
+    made = trainer([model], "bp", optimizer=partial(torch.optim.SGD, lr=0.0), batch_dim=1)
+    history = made.fit(loader)
+    with torch.no_grad():
+        whole = sum(F.cross_entropy(model(x), y).item() * x.shape[1] for x, y in loader) / 11
+    assert history.losses[0] == made.evaluate(loader).loss == pytest.approx(whole, rel=1e-6)
+    assert history.epochs[0].samples == made.evaluate(loader).samples == 11
+
+
+def test_the_number_of_samples_is_that_of_the_target():
+    loader = [(torch.randn(7, 2, 4), torch.randint(3, (2,))), (torch.randn(3, 5, 4), torch.randint(3, (5,)))]
+    assert trainer([TimeFirst(False)], "bp").fit(loader).epochs[0].samples == 7
+
+
+def test_micro_batches_of_time_are_refused():
+    with pytest.raises(ValueError, match="batch_dim=1 with gpipe: micro-batches and replicas divide the first one"):
+        trainer([TimeFirst(False)], "gpipe", batch_dim=1)
+
+
+def test_a_model_in_eval_mode_is_trained_as_after_train():
+    """Functional dropout reads the mode of the model, which the stages of fw.split have copied."""
+
+    class Dropped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.norm = nn.Linear(6, 8), nn.Linear(8, 3), nn.BatchNorm1d(8)
+
+        def forward(self, x):
+            return self.b(F.dropout(self.norm(self.a(x)), 0.5, self.training))
+
+    def trained(between):
+        torch.manual_seed(0)
+        model = Dropped()
+        made = trainer(fw.split(model, 2, by="parameters"), "pipedream")
+        made.fit(batches(3))
+        between(model)
+        made.fit(batches(3))
+        return tensors(model)
+
+    assert same_bits(trained(nn.Module.eval), trained(nn.Module.train))
+
+
+def test_a_module_that_stays_in_train_mode_decides_for_the_others():
+    stages = network(2)
+    stages[0].eval()
+    stages[0][1].train()
+    trainer(stages, "pipedream").fit(batches(3))
+    assert int(stages[0][0][1].num_batches_tracked) == 0
+    assert int(stages[0][1][2].num_batches_tracked) == 3
+
+
+def test_corrections_with_a_state_refuse_frozen_weights():
+    stages = network(2)
+    made = trainer(stages, "pipemare")
+    made.fit(batches(3))
+    before = tensors(*stages)
+    stages[0][0][0].weight.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"stage 0: '0.0.weight' was frozen or unfrozen, but the method's corrections"):
+        made.fit(batches(3))
+    assert same_bits(before, tensors(*stages))
+
+
+def test_an_accumulation_refuses_weights_that_are_frozen_in_its_middle():
+    stages = network(2)
+    made = trainer(stages, fw.Pipeline(delays=(0, 0), corrections=[fw.Accumulate(2)]))
+    made.fit(batches(3))
+    stages[0][0][0].weight.requires_grad_(False)
+    with pytest.raises(ValueError, match="in the middle of an accumulation"):
+        made.fit(batches(3))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from freewheel._errors import check_callable, number, of_type, one_of, whole_number
 from freewheel._metrics import Metric, accuracy
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from freewheel.methods import Method
 
 Loss = Callable[[Any, Any], Tensor]
-OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 Transport = Literal["auto", "shared", "gloo", "nccl"]
 TRANSPORTS: tuple[Transport, ...] = ("auto", "shared", "gloo", "nccl")
@@ -33,7 +33,8 @@ class RunConfig:
         method: A method, or its name: `fw.FDG(shrink=0.5)`, `"fdg"`, `fw.Pipeline(delays=(2, 0))`. Racing methods on
             shared weights (`"async-lu"`) treat the stages as one network: see docs/shared-memory.md.
         loss: Maps the last stage's output and the target to the mean loss over the batch.
-        optimizer: A factory called with each stage's parameters; or a dict of factories by stage.
+        optimizer: A factory called with each stage's parameters; or a dict of factories by stage. A factory whose
+            argument is called `named_parameters` gets pairs of a parameter's name in the network and the parameter.
         scheduler: A factory called with each stage's optimizer; stepped once per update.
         runtime: `threads` (a thread per stage), `processes` (a process per stage), `torchrun` (this process runs one
             stage, torchrun starts the others) or `simulate` (all in one thread).
@@ -41,8 +42,8 @@ class RunConfig:
         clip: The largest gradient norm.
         clip_scope: Whether that norm is over a `stage` or `global` (synchronous methods only).
         autocast: `torch.bfloat16` runs forwards in it.
-        inputs: The key or position of the input in what the loader gives, where that is a dict or a longer tuple; a list
-            of them makes the input a tuple.
+        inputs: The key or position of the input in what the loader gives, where that is a dict or a longer tuple; a
+            list of them makes the input a tuple.
         targets: Likewise of the target.
         batch_dim: The dimension of the samples; 1 for sequences that come time first.
         metric: Maps output and target to a number or None; accuracy by default if the target is a class.

@@ -26,6 +26,11 @@ class StageCorrections:
     def __len__(self) -> int:
         return len(self._corrections)
 
+    @property
+    def has_state(self) -> bool:
+        """Whether a correction has a state for each weight."""
+        return any(self._states or ())
+
     def receive(self, gradients: Gradients) -> Gradients:
         """Transform the gradients from the next stage."""
         for correction in self._corrections:

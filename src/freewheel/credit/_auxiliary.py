@@ -32,8 +32,9 @@ class Auxiliary:
         self, kinds: Sequence[Kind], module: nn.Module, blueprint: Blueprint, factory: OptimizerFactory
     ) -> None:
         self.kinds, self.module = tuple(kinds), module
-        self.optimizer, self.scheduler = blueprint.make_optimizer(factory, module)
-        self.weights: list[nn.Parameter] = list(module.parameters())
+        trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self.optimizer, self.scheduler = blueprint.make_optimizer(factory, trained)
+        self.weights: list[nn.Parameter] = [p for _, p in trained]
 
     def set_gradients(self, gradients: Gradients) -> None:
         """Set the gradients of the next step."""

@@ -20,6 +20,7 @@ from freewheel.stage._state import (
     scratch_buffers as scratch_buffers,
     tensors_of as tensors_of,
 )
+from freewheel.stage._trainable import retrained as retrained
 from freewheel.stage._trees import (
     Shape as Shape,
     copies as copies,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +49,7 @@ class Blueprint:
         scheduler: The factory of its scheduler, if any.
         names: The names of the module's parameters in the whole network, None for a parameter without one.
         replica: The replica that the stage belongs to; replicas after the first copy the module.
+        kept: The indices of frozen parameters that the optimizer has a state of, from before they were frozen.
     """
 
     index: int
@@ -58,16 +60,23 @@ class Blueprint:
     scheduler: SchedulerFactory | None
     names: tuple[str | None, ...]
     replica: int = 0
+    kept: tuple[int, ...] = ()
 
     def build(self) -> Stage:
         """Build the stage."""
         return self.options.credit.build(self)
 
+    def named(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+        """Return the parameters of this stage's module, or of a copy of it, that its optimizer has, by name."""
+        full = zip(module.named_parameters(), self.names)
+        named = [(name or own, p) for (own, p), name in full]
+        return [(name, p) for i, (name, p) in enumerate(named) if p.requires_grad or i in self.kept]
+
     def make_optimizer(
-        self, factory: OptimizerFactory, module: nn.Module
+        self, factory: OptimizerFactory, named: Sequence[tuple[str, nn.Parameter]]
     ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
-        """Build an optimizer for a module of this stage, and its scheduler."""
-        made = factory([p for p in module.parameters() if p.requires_grad])
+        """Build an optimizer for parameters of this stage, and its scheduler."""
+        made = factory(list(named) if _takes_names(factory) else [p for _, p in named])
         call, hint = f"optimizer(parameters of stage {self.index})", "it must return a torch.optim.Optimizer"
         optimizer = of_type(call, made, torch.optim.Optimizer, hint)
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -92,6 +101,20 @@ class Blueprint:
                     f"{name} cannot be sent to another process ({reason}): define its functions and classes at the "
                     "top of a module (functools.partial in place of a lambda), or use runtime='threads'"
                 ) from None
+
+
+def _takes_names(factory: Any) -> bool:
+    """Whether the first argument of a factory is called `named_parameters`.
+
+    Example:
+        >>> _takes_names(lambda named_parameters: None), _takes_names(torch.optim.SGD)
+        (True, False)
+    """
+    try:
+        first = next(iter(signature(factory).parameters), "")
+    except ValueError:  # of a function that is not written in Python
+        return False
+    return first == "named_parameters"
 
 
 def _vectorized(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

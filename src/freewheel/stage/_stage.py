@@ -35,7 +35,7 @@ class Stage(ABC):
         self.optimizer: torch.optim.Optimizer | None = None
         self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
         if blueprint.optimizer is not None:
-            self.optimizer, self.scheduler = blueprint.make_optimizer(blueprint.optimizer, self.module)
+            self.optimizer, self.scheduler = blueprint.make_optimizer(blueprint.optimizer, blueprint.named(self.module))
         self.first_batch = 0  # batches trained in earlier runs, so that random numbers do not repeat
         self.epoch = 0  # of the batch that is being forwarded, including earlier runs
         self.version = 0

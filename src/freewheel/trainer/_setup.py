@@ -75,8 +75,8 @@ def _check_together(config: RunConfig, schedule: Schedule, corrections: Sequence
         )
     if config.batch_dim and (schedule.micro > 1 or schedule.replicas > 1):
         raise ValueError(
-            f"batch_dim={config.batch_dim} with {schedule.name}: micro-batches and replicas divide the first dimension; "
-            "put the samples there (batch_first=True)"
+            f"batch_dim={config.batch_dim} with {schedule.name}: micro-batches and replicas divide the first one, "
+            "so put the samples there (batch_first=True)"
         )
     if config.autocast is not None and schedule.weights == "current" and schedule.asynchronous:
         raise ValueError(

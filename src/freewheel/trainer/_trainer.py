@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from freewheel.methods import Method
 from freewheel.plan import Plan
 from freewheel.runtime import RUNTIMES, Before
 from freewheel.split import Stages
+from freewheel.stage import retrained
 from freewheel.trainer._callbacks import Callback, StageSequence
 from freewheel.trainer._evaluate import evaluate
 from freewheel.trainer._fit import Fit, FitRequest
@@ -244,6 +246,7 @@ class Trainer:
         self._running = True
         try:
             self._modes.train()
+            self._setup = replace(self._setup, blueprints=retrained(self._stages, self._setup.blueprints))
             history = Fit(self._setup, self._stages, request, self._before, writer, resumed).run()
         finally:
             self._running = False

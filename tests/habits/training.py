@@ -1,0 +1,254 @@
+"""Habits around the training loop: modes, freezing, loaders, optimizers, schedulers."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import freewheel as fw
+from habits._habit import METHODS, Case, Habit, refuse, seeded, steps, vectors
+from habits.ordinary import first, last, middle
+
+
+def three(batches=None, **options) -> Case:
+    return Case(seeded(first, middle, last), vectors() if batches is None else batches, options=options)
+
+
+def optimizer_of(case: Case) -> torch.optim.Optimizer:
+    return case.optimizer([p for m in case.trained for p in m.parameters()])
+
+
+# -- modes ------------------------------------------------------------------------------------------------------------
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh())
+
+
+def statistics() -> Case:
+    return Case(seeded(normed, middle, last), vectors())
+
+
+def evaluated_between(trainer: fw.Trainer, case: Case) -> None:
+    trainer.fit(case.batches)
+    trainer.model().eval()
+    trainer.fit(case.batches)
+
+
+def loop_evaluated_between(case: Case) -> None:
+    optimizer = optimizer_of(case)
+    for _ in range(2):
+        for module in case.stages:
+            module.train()
+        steps(case, optimizer)
+        for module in case.stages:
+            module.eval()
+
+
+def frozen_norm() -> Case:
+    case = statistics()
+    case.stages[0][1].eval()
+    return case
+
+
+def loop_in_these_modes(case: Case) -> None:
+    steps(case, optimizer_of(case))
+
+
+def loop_with_a_frozen_norm(case: Case) -> None:
+    optimizer = optimizer_of(case)
+    steps(case, optimizer)
+    steps(case, optimizer)
+
+
+# -- freezing ---------------------------------------------------------------------------------------------------------
+
+
+def frozen() -> Case:
+    case = three()
+    case.stages[1].requires_grad_(False)
+    case.stages[2].bias.requires_grad_(False)
+    return case
+
+
+def unfrozen_between(trainer: fw.Trainer, case: Case) -> None:
+    trainer.fit(case.batches)
+    for stage in case.stages:
+        stage.requires_grad_(True)
+    trainer.fit(case.batches)
+
+
+def loop_unfrozen_between(case: Case) -> None:
+    optimizer = optimizer_of(case)
+    steps(case, optimizer)
+    for stage in case.stages:
+        stage.requires_grad_(True)
+    steps(case, optimizer)
+
+
+def frozen_between(trainer: fw.Trainer, case: Case) -> None:
+    for frozen in (False, True, False):
+        case.stages[1].requires_grad_(not frozen)
+        trainer.fit(case.batches)
+
+
+def loop_frozen_between(case: Case) -> None:
+    optimizer = optimizer_of(case)
+    for frozen in (False, True, False):
+        case.stages[1].requires_grad_(not frozen)
+        steps(case, optimizer)
+
+
+def left_over(trainer: fw.Trainer, case: Case) -> None:
+    """A backward of the user's own leaves gradients behind, also on a weight that is frozen then."""
+    x, y = case.batches[0]
+    case.loss(case.forward(x), y).backward()
+    case.stages[0][0].bias.requires_grad_(False)
+    trainer.fit(case.batches)
+
+
+def loop_left_over(case: Case) -> None:
+    case.stages[0][0].bias.requires_grad_(False)
+    steps(case, optimizer_of(case))
+
+
+# -- loaders ----------------------------------------------------------------------------------------------------------
+
+
+class Refilled:
+    """A loader that refills one buffer."""
+
+    def __init__(self, numpy: bool = False, ring: int = 1) -> None:
+        self.numpy, self.ring = numpy, ring
+
+    def __iter__(self):
+        made = [(torch.zeros(8, 6), torch.zeros(8, dtype=torch.long)) for _ in range(self.ring)]
+        for i, (x, y) in enumerate(vectors()):
+            buffers = made[i % self.ring]
+            buffers[0].copy_(x)
+            buffers[1].copy_(y)
+            yield tuple(b.numpy() for b in buffers) if self.numpy else buffers
+
+    def __len__(self) -> int:
+        return len(vectors())
+
+
+def refilled() -> Case:
+    return three(Refilled())
+
+
+def ring() -> Case:
+    return three(Refilled(ring=3))
+
+
+def numpy_refilled() -> Case:
+    return three(Refilled(numpy=True))
+
+
+def loop_over_vectors(case: Case) -> None:
+    case.batches = vectors()
+    steps(case, optimizer_of(case))
+
+
+def numpy_list() -> Case:
+    return three([(x.numpy(), y.numpy()) for x, y in vectors()])
+
+
+def data_loader() -> Case:
+    x, y = (torch.cat(each) for each in zip(*vectors()))
+    return three(DataLoader(TensorDataset(x, y), batch_size=8))
+
+
+class Samples(Dataset):
+    def __init__(self) -> None:
+        self.x, self.y = (torch.cat(each) for each in zip(*vectors()))
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        return {"name": f"sample {i}", "features": self.x[i].numpy(), "label": int(self.y[i])}
+
+
+def dicts() -> Case:
+    return three(DataLoader(Samples(), batch_size=8), inputs="features", targets="label")
+
+
+def triples() -> Case:
+    return three([(torch.arange(8), x, y) for x, y in vectors()], inputs=1, targets=2)
+
+
+def slices() -> Case:
+    whole = torch.cat([x for x, _ in vectors()])
+    return three([(whole[8 * i : 8 * i + 8], y) for i, (_, y) in enumerate(vectors())])
+
+
+def loop_over_dicts(case: Case) -> None:
+    case.batches = [(batch["features"], batch["label"]) for batch in case.batches]
+    steps(case, optimizer_of(case))
+
+
+def loop_over_triples(case: Case) -> None:
+    case.batches = [(x, y) for _, x, y in case.batches]
+    steps(case, optimizer_of(case))
+
+
+def unsaid_dicts() -> Case:
+    return three(DataLoader(Samples(), batch_size=8))
+
+
+def unsaid_triples() -> Case:
+    return three([(torch.arange(8), x, y) for x, y in vectors()])
+
+
+def with_gradient() -> Case:
+    return three([(x.requires_grad_(), y) for x, y in vectors()])
+
+
+# -- optimizers -------------------------------------------------------------------------------------------------------
+
+
+def no_decay(named_parameters) -> torch.optim.Optimizer:
+    named = list(named_parameters)
+    decay = [p for name, p in named if not name.endswith("bias")]
+    rest = [p for name, p in named if name.endswith("bias")]
+    return torch.optim.AdamW([{"params": decay}, {"params": rest, "weight_decay": 0.0}], lr=0.01, weight_decay=0.5)
+
+
+def named_groups() -> Case:
+    case = three()
+    case.optimizer = no_decay
+    return case
+
+
+def loop_with_names(case: Case) -> None:
+    steps(case, no_decay([pair for m in case.stages for pair in m.named_parameters()]))
+
+
+STATELESS = tuple(name for name in METHODS if name != "pipemare")  # its corrections have a state for each weight
+HABITS = [
+    Habit("eval mode between two fits", statistics, fit=evaluated_between, plain=loop_evaluated_between),
+    Habit("a frozen BatchNorm in eval mode", frozen_norm, plain=loop_in_these_modes),
+    Habit(
+        "a frozen BatchNorm in eval mode, and all in eval mode between two fits",
+        frozen_norm,
+        fit=evaluated_between,
+        plain=loop_with_a_frozen_norm,
+    ),
+    Habit("unfrozen between two fits", frozen, fit=unfrozen_between, plain=loop_unfrozen_between, methods=STATELESS),
+    Habit("frozen for one of three fits", three, fit=frozen_between, plain=loop_frozen_between, methods=STATELESS),
+    Habit("gradients left over from a loop", three, fit=left_over, plain=loop_left_over, still=("0.0.bias",)),
+    Habit("a loader that refills a buffer", refilled, twin=three, plain=loop_over_vectors),
+    Habit("a loader that refills three buffers in turn", ring, twin=three, plain=loop_over_vectors),
+    Habit("a loader that refills NumPy arrays", numpy_refilled, twin=three, plain=loop_over_vectors),
+    Habit("batches of NumPy arrays", numpy_list, twin=three, plain=loop_over_vectors),
+    Habit("a DataLoader", data_loader, twin=three),
+    Habit("batches that are dicts", dicts, twin=three, plain=loop_over_dicts),
+    Habit("batches that are triples", triples, twin=three, plain=loop_over_triples),
+    Habit("batches that are slices of a tensor", slices, twin=three),
+    Habit("dicts without keys", unsaid_dicts, refuse("with 'name', 'features', 'label' as batch 0: it must give")),
+    Habit("triples without positions", unsaid_triples, refuse("of length 3 as batch 0: it must give pairs")),
+    Habit("inputs that require a gradient", with_gradient, refuse("requires a gradient as batch 0")),
+    Habit("parameter groups by name", named_groups, plain=loop_with_names),
+]
