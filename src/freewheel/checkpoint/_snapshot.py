@@ -111,10 +111,16 @@ def file_name(stage: int, replica: int = 0) -> str:
 
 def full_names(model: nn.Module, stages: Sequence[nn.Module]) -> list[Names]:
     """For each stage, the names of its parameters and buffers in the whole network."""
-    names = {id(tensor): name for name, tensor in tensors_of(model).items()}
+    known = tensors_of(model)
+    names = {id(tensor): name for name, tensor in known.items()}
+
+    def full(k: int, name: str, tensor: Tensor) -> str:
+        if name in known and known[name].shape == tensor.shape:
+            return names.get(id(tensor), name)  # a stage's copy of a buffer that several read
+        return names.get(id(tensor), f"stage {k}: {name}")
+
     return [
-        {name: names.get(id(tensor), f"stage {k}: {name}") for name, tensor in tensors_of(stage).items()}
-        for k, stage in enumerate(stages)
+        {name: full(k, name, tensor) for name, tensor in tensors_of(stage).items()} for k, stage in enumerate(stages)
     ]
 
 

@@ -48,6 +48,11 @@ class Credit(PlanCredit, ABC):
     def build(self, blueprint: Blueprint) -> Stage:
         """Build a stage that learns from this signal."""
 
+    @property
+    def ties(self) -> bool:
+        """Whether the learning signal of a weight that several stages use reaches the stage that owns it."""
+        return True
+
     def check(self, pipeline: Pipeline) -> None:
         """Reject incompatible options of the pipeline."""
 

@@ -36,6 +36,11 @@ class Aligned(FeedbackOptions, Chain):
         """Number the layers."""
         return replace(self, layers=number_all_layers(modules))
 
+    @property
+    def ties(self) -> bool:
+        """No: the feedback weights belong to layers that have their weight."""
+        return False
+
     def build(self, blueprint: Blueprint) -> Stage:
         """Build an `AlignedStage`."""
         return AlignedStage(blueprint, self)

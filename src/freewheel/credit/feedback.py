@@ -76,6 +76,11 @@ class Feedback(FeedbackOptions, Credit):
         """Whether the target is the signal."""
         return self.signal == "target"
 
+    @property
+    def ties(self) -> bool:
+        """No: a stage gets no gradient from later ones."""
+        return False
+
     def check(self, pipeline: Pipeline) -> None:
         """Reject micro-batches."""
         if pipeline.micro > 1:

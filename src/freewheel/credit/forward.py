@@ -64,6 +64,11 @@ class Forward(TangentOptions, Credit):
         """Return 1 for activations, which a stage receives while computing, unless it waits for a global norm."""
         return gap * schedule.micro if schedule.norms else 1, gap
 
+    @property
+    def ties(self) -> bool:
+        """Whether the weights are perturbed: a perturbed activation only teaches the weight of its own layer."""
+        return self.perturb == "weights"
+
     def check(self, pipeline: Pipeline) -> None:
         """Reject `weights`, which have no effect."""
         if pipeline.weights != "stash":

@@ -53,6 +53,11 @@ class Local(HeadOptions, Credit):
         """True: every head has a loss."""
         return True
 
+    @property
+    def ties(self) -> bool:
+        """No: a stage gets no gradient from later ones."""
+        return False
+
     def check(self, pipeline: Pipeline) -> None:
         """Reject delays and micro-batches."""
         check_immediate(self.name, pipeline)

@@ -76,6 +76,11 @@ class Synthetic(PredictorOptions, Credit):
             return None
         return f"the stage has learned from {lag} batches beyond it, but the declared lag is {self.lag}"
 
+    @property
+    def ties(self) -> bool:
+        """No: only gradients of activations are predicted."""
+        return False
+
     def check(self, pipeline: Pipeline) -> None:
         """Reject delays and micro-batches."""
         check_immediate(self.name, pipeline)

@@ -44,7 +44,7 @@ class Line:
         forbidden: The cuts that cannot be made, each with the reason.
         avoided: The cuts after which a stage would change its input in place. They are made only on request,
             or if there are not enough others.
-        written: The attributes of the model that forward itself changes in place.
+        written: The ids of parameters and buffers that forward changes.
     """
 
     traced: Traced
@@ -54,7 +54,7 @@ class Line:
     messages: tuple[tuple[Item, ...], ...]
     forbidden: dict[int, str]
     avoided: frozenset[int]
-    written: frozenset[str]
+    written: frozenset[int]
 
     @property
     def model(self) -> nn.Module:
@@ -123,7 +123,10 @@ def make_line(traced: Traced, values: Values) -> Line:
         messages=tuple(map(tuple, messages)),
         forbidden=forbidden,
         avoided=frozenset(writes),
-        written=frozenset(str(value.target) for value, _ in values.writes if value.op == "get_attr"),
+        written=frozenset(
+            [id(traced.fetch(str(value.target))) for value, _ in values.writes if value.op == "get_attr"]
+            + list(values.changed)
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which stage owns which parameter and buffer; no tensor may belong to two."""
+"""Which stages use which parameters and buffers; what forward changes may belong to one only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from freewheel.split._tree import tensors
 
 
 @dataclass(frozen=True)
-class _Owned:
+class Owned:
     """A tensor of the model, and the submodule (empty for an attribute read on its own) whose call uses it."""
 
     tensor: Tensor
@@ -22,19 +22,17 @@ class _Owned:
 
     @property
     def kind(self) -> str:
+        """What it is, in errors."""
         return "parameter" if isinstance(self.tensor, nn.Parameter) else "buffer"
 
 
 def check_owners(line: Line, spans: list[tuple[int, int]]) -> None:
-    """Reject a split in which two stages would train the same parameter.
-
-    A buffer that is only read as an attribute may appear in several stages.
-    """
-    owners: dict[int, tuple[int, _Owned]] = {}
-    for stage, nodes in enumerate(_nodes(line, spans)):
-        for owned in (o for node in nodes for o in _owned(line, node)):
+    """Reject a split in which two stages would use a tensor that forward changes, such as running statistics."""
+    owners: dict[int, tuple[int, Owned]] = {}
+    for stage, nodes in enumerate(stage_nodes(line, spans)):
+        for owned in (o for node in nodes for o in owned_by(line, node)):
             first, other = owners.setdefault(id(owned.tensor), (stage, owned))
-            if first != stage and not _may_be_shared(line, owned, other):
+            if first != stage and id(owned.tensor) in line.written:
                 raise ValueError(_shared_tensor(owned, stage, other, first))
 
 
@@ -43,7 +41,7 @@ def parameter_counts(line: Line) -> list[int]:
     seen: set[int] = set()
     counts = []
     for unit in line.units:
-        used = {id(o.tensor): o.tensor for o in _owned(line, unit) if o.kind == "parameter"}
+        used = {id(o.tensor): o.tensor for o in owned_by(line, unit) if o.kind == "parameter"}
         counts.append(sum(tensor.numel() for key, tensor in used.items() if key not in seen))
         seen |= set(used)
     return counts
@@ -51,36 +49,32 @@ def parameter_counts(line: Line) -> list[int]:
 
 def unused(line: Line) -> tuple[str, ...]:
     """The parameters and saved buffers that no unit uses."""
-    nodes = [node for stage in _nodes(line, [(0, len(line.units))]) for node in stage]
-    used = {id(owned.tensor) for node in nodes for owned in _owned(line, node)}
+    nodes = [node for stage in stage_nodes(line, [(0, len(line.units))]) for node in stage]
+    used = {id(owned.tensor) for node in nodes for owned in owned_by(line, node)}
     named = [*line.model.named_parameters(), *line.model.named_buffers()]
     return tuple(name for name, tensor in named if id(tensor) not in used and name in line.traced.saved)
 
 
-def _nodes(line: Line, spans: list[tuple[int, int]]) -> Iterator[list[fx.Node]]:
-    """The nodes of each stage that are not free; the output belongs to the last stage."""
+def stage_nodes(line: Line, spans: list[tuple[int, int]]) -> Iterator[list[fx.Node]]:
+    """Return the nodes of each stage that are not free; the output belongs to the last stage."""
     for start, end in spans:
         nodes = [node for node, place in line.position.items() if start <= place < end]
         yield nodes if end < len(line.units) else [*nodes, line.traced.graph.output_node()]
 
 
-def _owned(line: Line, node: fx.Node) -> Iterator[_Owned]:
+def owned_by(line: Line, node: fx.Node) -> Iterator[Owned]:
+    """Return the parameters and buffers that a node uses."""
     for needed in line.attributes(node):
         target = str(needed.target)
         value = line.traced.fetch(target)
         if isinstance(value, nn.Module):
             for named in (value.named_parameters, value.named_buffers):
-                yield from (_Owned(t, f"{target}.{name}", target) for name, t in named(remove_duplicate=False))
+                yield from (Owned(t, f"{target}.{name}", target) for name, t in named(remove_duplicate=False))
         elif target not in line.traced.constants:
-            yield from (_Owned(tensor, target, "") for tensor in tensors(value))
+            yield from (Owned(tensor, target, "") for tensor in tensors(value))
 
 
-def _may_be_shared(line: Line, one: _Owned, two: _Owned) -> bool:
-    """Whether the tensor is a buffer that both stages read as an attribute and neither changes."""
-    return one.kind == "buffer" and not one.module and not two.module and one.name not in line.written
-
-
-def _shared_tensor(owned: _Owned, stage: int, other: _Owned, first: int) -> str:
+def _shared_tensor(owned: Owned, stage: int, other: Owned, first: int) -> str:
     if owned.name != other.name:
         what = f"'{other.name}' (stage {first}) and '{owned.name}' (stage {stage}) are one shared {owned.kind}"
         way = "untie them"
@@ -91,6 +85,6 @@ def _shared_tensor(owned: _Owned, stage: int, other: _Owned, first: int) -> str:
         what = f"the {owned.kind} '{owned.name}' is used in stage {first} and in stage {stage}"
         way = "use it in one place"
     return (
-        f"model: {what}, and a {owned.kind} can belong to one stage only: {way}, "
+        f"model: {what}, and forward changes it, which only one stage can do: {way}, "
         f"choose cuts that keep them together with at=[...], {MANUAL_SPLIT}"
     )

@@ -20,6 +20,7 @@ from freewheel.split._measure import time_backpropagation, time_forward_gradient
 from freewheel.split._owners import check_owners, parameter_counts, unused
 from freewheel.split._report import SplitReport, Stages
 from freewheel.split._stages import make_stages
+from freewheel.split._tied import tie
 from freewheel.split._trace import convert_sequential, is_plain_sequential, trace
 from freewheel.split._tracer import MANUAL_SPLIT
 from freewheel.split._tree import tensors
@@ -126,7 +127,7 @@ def split(
         names=tuple(tuple(line.name(u) for u in line.units[start:end]) for start, end in spans),
         unused=unused(line),
     )
-    return Stages(make_stages(line, spans), model=model, report=report)
+    return Stages(make_stages(*tie(line, spans), spans), model=model, report=report)
 
 
 def _single_stage(model: nn.Module) -> Stages:

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, chain
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, fx, nn
 
 from freewheel.split._line import Item, Line
+from freewheel.split._tied import Ownership
 
 
 class GraphStage(nn.Module):
     """A stage of a traced model, with one message as input and one as output.
 
     A message is the tensor that crosses the cut, or a tuple if there are several.
+
+    Args:
+        graph: Its calls.
+        borrows: The names of weights of earlier stages that it uses.
     """
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, borrows: tuple[str, ...] = ()) -> None:
         super().__init__()
+        self._fw_borrows = borrows
         self._fw_graph = graph
         self._fw_run = _compile(graph)
 
@@ -26,11 +37,62 @@ class GraphStage(nn.Module):
         return self._fw_run(self, message)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_fw_run"}
+        state = {name: value for name, value in vars(self).items() if name != "_fw_run"}
+        return {**state, "_fw_graph": _retargeted(self._fw_graph, ByName.of)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._fw_graph = _retargeted(self._fw_graph, ByName.resolve)
         self._fw_run = _compile(self._fw_graph)
+
+
+def _retargeted(graph: fx.Graph, change: Callable[[Any], Any]) -> fx.Graph:
+    """A copy of a graph in which other functions are called."""
+    made, known = fx.Graph(), {}
+    for node in graph.nodes:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+        known[node] = made.create_node(node.op, change(node.target), args, kwargs, name=node.name)
+    return made
+
+
+@dataclass(frozen=True)
+class ByName:
+    """A function of torch that pickle cannot find by its own name, such as `F.max_pool2d`: found by that of torch."""
+
+    name: str
+
+    @staticmethod
+    def of(function: Any) -> Any:
+        """The function as pickle takes it.
+
+        Example:
+            >>> ByName.of(nn.functional.max_pool2d), ByName.of(operator.add) is operator.add
+            (ByName(name='max_pool2d'), True)
+        """
+        return ByName(_NAMES[id(function)]) if id(function) in _NAMES else function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return ByName.resolve(self)(*args, **kwargs)
+
+    @staticmethod
+    def resolve(target: Any) -> Any:
+        """Invert `of`."""
+        return getattr(nn.functional, target.name) if isinstance(target, ByName) else target
+
+
+# Functions that torch makes by `boolean_dispatch`.
+_NAMES = {
+    id(function): name
+    for name, function in vars(nn.functional).items()
+    if isinstance(function, FunctionType) and "<locals>" in function.__qualname__
+}
+
+
+def borrowed(stages: Iterable[nn.Module]) -> list[str]:
+    """The names of the weights that a stage uses and an earlier one owns."""
+    found = [stage._fw_borrows for stage in stages if isinstance(stage, GraphStage)]
+    return list(dict.fromkeys(chain.from_iterable(found)))
 
 
 def _compile(graph: fx.Graph) -> Any:
@@ -41,49 +103,58 @@ def _compile(graph: fx.Graph) -> Any:
     return names["forward"]
 
 
-def make_stages(line: Line, spans: list[tuple[int, int]]) -> list[nn.Module]:
+def make_stages(line: Line, ownership: Ownership, spans: list[tuple[int, int]]) -> list[nn.Module]:
     """One module for each span of units."""
     plain = line.traced.sequential and line.units[0].all_input_nodes[0].op == "placeholder"
+    plain = plain and not ownership.owner
     if plain and all(line.structures[line.units[start - 1]].is_message() for start, _ in spans[1:]):
         return [_sequential(line, start, end) for start, end in spans]
-    return [_graph_stage(line, start, end) for start, end in spans]
+    return [_graph_stage(line, stage, spans, ownership) for stage in range(len(spans))]
 
 
 def _sequential(line: Line, start: int, end: int) -> nn.Module:
     stage = nn.Sequential()
     stage.training = line.model.training
-    for unit in line.units[start:end]:
-        _install(stage, line, str(unit.target), nn.Sequential)
+    _install(stage, line, [str(unit.target) for unit in line.units[start:end]], nn.Sequential)
     return stage
 
 
-def _graph_stage(line: Line, start: int, end: int) -> nn.Module:
-    stage = GraphStage(_subgraph(line, start, end))
+def _graph_stage(line: Line, number: int, spans: list[tuple[int, int]], ownership: Ownership) -> nn.Module:
+    stage = GraphStage(_subgraph(line, *spans[number]), ownership.borrowed(number))
     stage.training = line.model.training
     targets = {str(n.target) for n in stage._fw_graph.nodes if n.op in ("call_module", "get_attr")}
-    for target in sorted(targets, key=lambda t: (t.count("."), t)):
-        _install(stage, line, target, nn.Module)
+    held = partial(ownership.held, number)
+    _install(stage, line, sorted(targets, key=lambda t: (t.count("."), t)), nn.Module, held)
     return stage
 
 
-def _install(stage: nn.Module, line: Line, target: str, container: type[nn.Module]) -> None:
-    """Give the stage what the model has under this name, inside of new containers."""
-    *prefix, name = target.split(".")
-    place, path = stage, ""
-    for step in prefix:
-        path = f"{path}.{step}" if path else step
-        original = line.traced.fetch(path)
-        if step not in place._modules:
-            place.add_module(step, container())
-            place.get_submodule(step).training = original.training
-        place = place.get_submodule(step)
-        if place is original:
-            return  # the stage already has the whole submodule
-    value = line.traced.fetch(target)
-    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-        place.register_buffer(name, value, persistent=target in line.traced.saved)
-    elif name != "training":
-        setattr(place, name, value)  # registers parameters and submodules
+def _install(
+    stage: nn.Module,
+    line: Line,
+    targets: Iterable[str],
+    container: type[nn.Module],
+    held: Callable[[Any], Any] = lambda value: value,
+) -> None:
+    """Give the stage what the model has under these names, as the stage holds it, inside of new containers."""
+    whole: set[str] = set()
+    for target in targets:
+        *prefix, name = target.split(".")
+        paths = list(accumulate(prefix, "{}.{}".format))
+        if not whole.isdisjoint(paths):
+            continue  # the stage already has the whole submodule
+        whole.add(target)
+        place = stage
+        for step, path in zip(prefix, paths):
+            if step not in place._modules:
+                place.add_module(step, container())
+                place.get_submodule(step).training = line.traced.fetch(path).training
+            place = place.get_submodule(step)
+        original = line.traced.fetch(target)
+        value = held(original)
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            place.register_buffer(name, value, persistent=value is original and target in line.traced.saved)
+        elif name != "training":
+            setattr(place, name, value)  # registers parameters and submodules
 
 
 def _subgraph(line: Line, start: int, end: int) -> fx.Graph:

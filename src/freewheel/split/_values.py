@@ -29,11 +29,13 @@ class Values:
     Attributes:
         structures: The structure of each node's value.
         writes: Pairs (value, writer): the call ``writer`` changes the tensor ``value`` in place.
+        changed: The ids of the buffers that submodules change, or may change.
         output: The graph's output for the example, None without one.
     """
 
     structures: dict[fx.Node, Structure] = field(default_factory=dict)
     writes: list[tuple[fx.Node, fx.Node]] = field(default_factory=list)
+    changed: set[int] = field(default_factory=set)
     output: Any = None
 
 
@@ -53,7 +55,9 @@ def observe(traced: Traced, example: Any) -> Values:
             else:
                 exposed = {n for t in _reachable(traced, node, values) for n in sharing[_memory(t)]}
                 before = {n: _versions(values[n]) for n in sorted(exposed, key=order.__getitem__)}
+                buffers = _buffers(traced, node)
                 values[node] = traced.run(node, values.__getitem__)
+                found.changed |= {key for slots, name, key, last in buffers if _state(slots[name]) != (key, last)}
                 found.writes += [(n, node) for n, versions in before.items() if versions != _versions(values[n])]
             found.structures[node] = structure_of(values[node])
             for memory in {_memory(t) for t in tensors(values[node])}:
@@ -68,6 +72,7 @@ def infer(traced: Traced) -> Values:
         if node.op == "output":
             break
         found.structures[node] = _inferred(traced, node, found.structures)
+        found.changed |= {key for _, _, key, _ in _buffers(traced, node)}
         target = _write_target(traced, node)
         while isinstance(target, fx.Node):
             found.writes.append((target, node))
@@ -81,6 +86,19 @@ def _reachable(traced: Traced, node: fx.Node, values: dict[fx.Node, Any]) -> Ite
     if node.op == "call_module":
         module = traced.fetch(str(node.target))
         yield from tensors([*module.parameters(), *module.buffers()])
+
+
+def _buffers(traced: Traced, node: fx.Node) -> list[tuple[dict[str, Any], str, int, int]]:
+    """The buffers of the submodule that a node calls: each slot, and the buffer's id and version in it."""
+    modules = traced.fetch(str(node.target)).modules() if node.op == "call_module" else ()
+    slots = [
+        (module._buffers, name) for module in modules for name, buffer in module._buffers.items() if buffer is not None
+    ]
+    return [(buffers, name, *_state(buffers[name])) for buffers, name in slots]
+
+
+def _state(buffer: Any) -> tuple[int, int]:
+    return id(buffer), buffer._version
 
 
 def _memory(tensor: Tensor) -> int:

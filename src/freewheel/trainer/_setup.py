@@ -14,9 +14,11 @@ from freewheel._config import RunConfig, check_stragglers
 from freewheel._cores import share
 from freewheel._errors import of_type, one_of, unknown
 from freewheel.corrections import Correction
+from freewheel.credit import Credit
 from freewheel.methods import Method, method as find_method
 from freewheel.plan import Plan, Schedule
 from freewheel.runtime import RUNTIMES
+from freewheel.split import borrowed
 from freewheel.stage import Blueprint, StageOptions, blueprints
 
 P = ParamSpec("P")
@@ -45,6 +47,7 @@ def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig) ->
     slow = check_stragglers("slow", config.slow, len(modules))
     config = replace(config, method=method, threads=threads, slow=slow)
     pipeline = method.over(config.replicas).stage_pipeline(len(modules))
+    _check_tied(modules, method, pipeline.credit)
     pipeline = replace(pipeline, credit=pipeline.credit.bind(modules))
     if config.replicas > 1:
         pipeline.credit.check_replicas(config.replicas, pipeline)
@@ -58,6 +61,16 @@ def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig) ->
 def settled(schedule: Schedule) -> int:
     """A number of batches after which a plan has repeated itself, and shows every rule kept."""
     return 2 * (max(schedule.delays) + schedule.credit.lag + schedule.stages) + 2
+
+
+def _check_tied(modules: Sequence[nn.Module], method: Method, credit: Credit) -> None:
+    """Refuse weights that several stages use where their learning signal would not come together."""
+    names = borrowed(modules)
+    if names and not credit.ties:
+        raise ValueError(
+            f"method={method.name!r} with {names[0]!r}, which several stages use: its gradient would lack the part of "
+            "the later ones; untie it, cut so that one stage has all of its uses (at=[...]), or train with 'pipedream'"
+        )
 
 
 def _check_together(config: RunConfig, schedule: Schedule, corrections: Sequence[Correction]) -> None:
