@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from freewheel.split import split
@@ -51,25 +50,6 @@ class BranchesOnMode(nn.Module):
         return (self.b(x), x) if self.training else self.b(x)
 
 
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.body, self.head = nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, x):
-        return self.head(self.body(self.embed(x)))
-
-
-class TiedByHand(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.body = nn.Embedding(5, 4), nn.Linear(4, 4)
-
-    def forward(self, x):
-        return F.linear(self.body(self.embed(x)), self.embed.weight)
-
-
 class Twice(nn.Module):
     def __init__(self):
         super().__init__()
@@ -110,7 +90,6 @@ class Lstm(nn.Module):
 
 
 X = torch.ones(2, 4)
-TOKENS = torch.ones(2, 3, dtype=torch.long)
 
 REFUSED = [
     # the model
@@ -119,11 +98,6 @@ REFUSED = [
     (ValueError, BY_HAND, lambda: split(Branches(), 2, by="parameters")),
     (ValueError, r"another path in training than in evaluation .*" + BY_HAND,
      lambda: split(BranchesOnMode(), 2, example=X)),
-    (ValueError, r"'embed.weight' \(stage 0\) and 'head.weight' \(stage 1\) are one shared parameter.*"
-     + BY_HAND,
-     lambda: split(Tied(), 2, example=TOKENS)),
-    (ValueError, r"the parameter 'embed.weight' is used in stage 0 and in stage 2",
-     lambda: split(TiedByHand(), 3, example=TOKENS, by="parameters")),
     (ValueError, r"the submodule 'norm' is used in stage 0 and in stage 1", lambda: split(Twice(), at=["b"])),
     (ValueError, r"traced Counts.forward computes something else than the model",
      lambda: split(Counts(), 2, example=X)),
