@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -89,15 +90,17 @@ def _cut(
     if follows():
         settings = as_rank_0(settings)
     options, device = settings.options, settings.devices[0]
-    stages = freewheel.split(
-        model.to(device),
-        None if options.at or options.balance else settings.stages,
-        example=example.to(device),
-        by=options.split or "time",
-        at=options.at or None,
-        balance=options.balance or None,
-        threads=options.threads,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "unbalanced split")  # the report is printed
+        stages = freewheel.split(
+            model.to(device),
+            None if options.at or options.balance else settings.stages,
+            example=example.to(device),
+            by=options.split or "time",
+            at=options.at or None,
+            balance=options.balance or None,
+            threads=options.threads,
+        )
     cut = () if options.at or len(stages) == 1 else tuple(len(names) for names in stages.report.names)
     if not follows():
         as_rank_0(settings, cut)

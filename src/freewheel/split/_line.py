@@ -61,6 +61,11 @@ class Line:
         """The model the line was made from."""
         return self.traced.model
 
+    @property
+    def most_stages(self) -> int:
+        """The largest number of stages that it can be cut into."""
+        return len(self.units) - len(self.forbidden)
+
     def name(self, unit: fx.Node) -> str:
         """The name of a unit in reports and errors."""
         return str(unit.target) if unit.op == "call_module" else unit.name

@@ -19,6 +19,8 @@ class SplitReport:
         names: The names of the units of each stage, in execution order: the qualified name of a
             submodule, or the name of an operation such as ``add_1``.
         unused: Parameters and buffers that forward never uses and no stage owns.
+        whole: The submodules that are kept whole although they contain other calls, each with the reason.
+        bottleneck: Why the stages are far from equal; empty if they are not. `fw.split` warns with it.
 
     Example:
         >>> report = SplitReport(costs=(30, 10), unit="parameters", names=(("conv", "relu"), ("fc",)))
@@ -33,11 +35,18 @@ class SplitReport:
     unit: str
     names: tuple[tuple[str, ...], ...]
     unused: tuple[str, ...] = ()
+    whole: tuple[tuple[str, str], ...] = ()
+    bottleneck: str = ""
 
     @property
     def speedup(self) -> float:
         """Total cost over the largest: the speed-up over one worker if no stage ever waits."""
         return sum(self.costs) / max(self.costs) if max(self.costs) > 0 else 1.0
+
+    @property
+    def shares(self) -> str:
+        """The share of each stage, in percent."""
+        return " / ".join(f"{100 * cost / (sum(self.costs) or 1):.0f}" for cost in self.costs) + " %"
 
     def __str__(self) -> str:
         total = sum(self.costs) or 1
@@ -49,6 +58,10 @@ class SplitReport:
             lines.append(f"{stage:<6} {span:<{wide}} {amount:<{high}} {cost / total:4.0%}")
         count = f"{len(self.costs)} stage{'s' if len(self.costs) > 1 else ''}"
         lines.append(f"predicted speed-up: {self.speedup:.2f} with {count}")
+        if self.bottleneck:
+            lines.append(f"unbalanced: {self.bottleneck}")
+        for reason in dict.fromkeys(reason for _, reason in self.whole):
+            lines.append(f"kept whole: {', '.join(name for name, why in self.whole if why == reason)}: {reason}")
         if self.unused:
             lines.append(f"in no stage because forward never uses them: {', '.join(self.unused)}")
         return "\n".join(lines)

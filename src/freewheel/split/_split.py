@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
-from itertools import accumulate
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from freewheel._cores import intra_op_threads, share
-from freewheel._errors import unknown, whole_number
+from freewheel._errors import whole_number
 from freewheel._malloc import keep_freed_memory
 from freewheel.split._arguments import check_example, check_model, check_no_example, check_plan
-from freewheel.split._balance import best_cuts, bounds
+from freewheel.split._cuts import Cuts, balanced, counted, enclosing, named, too_many
 from freewheel.split._line import Line, make_line
 from freewheel.split._measure import time_backpropagation, time_forward_gradients
 from freewheel.split._owners import check_owners, parameter_counts, unused
 from freewheel.split._report import SplitReport, Stages
 from freewheel.split._stages import make_stages
 from freewheel.split._tied import tie
-from freewheel.split._trace import convert_sequential, is_plain_sequential, trace
-from freewheel.split._tracer import MANUAL_SPLIT
+from freewheel.split._trace import Traced, convert_sequential, is_plain_sequential, trace
+from freewheel.split._tracer import MANUAL_SPLIT, is_layer
 from freewheel.split._tree import tensors
 from freewheel.split._undisturbed import unpacks
 from freewheel.split._values import infer, observe
@@ -108,26 +108,24 @@ def split(
     if stages == 1 and balance is None and not unpacks(example):
         return _single_stage(model)
 
-    line = _line_of(model, example, balance, output)
-    if balance is not None or at is not None:
-        cuts = _cuts_at(line, at) if at is not None else _cuts_after(line, balance or [])
-        costs, unit = [1] * len(line.units), "units"
+    lines = _lines(model, example, output, children=balance is not None)
+    if at is not None:
+        cuts = named(_first(lines, lambda line: not any(enclosing(line, name) for name in at)), at)
+    elif balance is not None:
+        cuts = counted(_first(lines, lambda line: len(line.units) == sum(balance)), balance)
     else:
-        excluded = _excluded(line, stages)
         with intra_op_threads(share(stages) if threads is None else threads):
-            costs, unit = (parameter_counts(line), "parameters") if timed is None else (timed(line, example), "s")
-        messages = [sum(item.elements for item in message) for message in line.messages]
-        cuts = best_cuts(costs, stages, messages=messages, forbidden=excluded)
-
-    spans = bounds(cuts, len(line.units))
-    check_owners(line, spans)
-    report = SplitReport(
-        costs=tuple(sum(costs[start:end]) for start, end in spans),
-        unit=unit,
-        names=tuple(tuple(line.name(u) for u in line.units[start:end]) for start, end in spans),
-        unused=unused(line),
-    )
-    return Stages(make_stages(*tie(line, spans), spans), model=model, report=report)
+            cuts = _best(lines, stages, partial(timed, example=example) if timed else None)
+    check_owners(cuts.line, cuts.spans)
+    report = _report(cuts)
+    if report.bottleneck:
+        measure = "time" if report.unit == "s" else report.unit
+        warnings.warn(
+            f"unbalanced split: the stages have {report.shares} of the {measure}: {report.bottleneck}; "
+            "give fewer stages, another `by`, or divide that part of the model into smaller layers",
+            stacklevel=2,
+        )
+    return Stages(make_stages(*tie(cuts.line, cuts.spans), cuts.spans), model=model, report=report)
 
 
 def _single_stage(model: nn.Module) -> Stages:
@@ -137,23 +135,66 @@ def _single_stage(model: nn.Module) -> Stages:
     return Stages([model], model=model, report=report)
 
 
-def _line_of(model: nn.Module, example: Any, balance: Sequence[int] | None, output: Any) -> Line:
-    """The model as a line of units."""
+def _lines(model: nn.Module, example: Any, output: Any, *, children: bool) -> Iterator[Line]:
+    """The model as a line of units, from coarse to fine: the children of a Sequential, then all calls."""
     if is_plain_sequential(model):
         chain = cast(nn.Sequential, model)
-        traced = convert_sequential(chain, example, flat=balance is None or sum(balance) != len(chain))
-    else:
-        traced = trace(model, example)
+        if children:
+            yield _line(convert_sequential(chain, example, flat=False), example, output)
+        flat = convert_sequential(chain, example, flat=True)
+        yield _line(flat, example, output)
+        if all(is_layer(child) for child in flat.submodules().values()):
+            return
+    yield _line(trace(model, example), example, output)
+
+
+def _line(traced: Traced, example: Any, output: Any) -> Line:
+    """The line of a graph, which must compute what the model computes."""
+    name = type(traced.model).__name__
     values = infer(traced) if example is None else observe(traced, example)
     if example is not None and not _agree(values.output, output):
         raise ValueError(
-            f"model: the traced {type(model).__name__}.forward computes something else than the model, because it "
+            f"model: the traced {name}.forward computes something else than the model, because it "
             f"depends on more than its input: move that into a submodule, {MANUAL_SPLIT}"
         )
     line = make_line(traced, values)
     if not line.units:
-        raise ValueError(f"model: {type(model).__name__} has no layers to cut between")
+        raise ValueError(f"model: {name} has no layers to cut between")
     return line
+
+
+def _first(lines: Iterator[Line], fits: Callable[[Line], bool]) -> Line:
+    """The first line that fits, or the last."""
+    line = next(lines)
+    while not fits(line) and (finer := next(lines, None)) is not None:
+        line = finer
+    return line
+
+
+def _best(lines: Iterator[Line], k: int, timed: Callable[[Line], list[float]] | None) -> Cuts:
+    """The cuts of the first line that they divide well, or of the line that they divide best."""
+    found: list[Cuts] = []
+    for line in lines:
+        if line.most_stages >= k:
+            costs, unit = (parameter_counts(line), "parameters") if timed is None else (timed(line), "s")
+            found.append(balanced(line, k, costs, unit))
+            if not found[-1].unbalanced:
+                return found[-1]
+    if not found:
+        raise too_many(line, k)
+    return min(found, key=lambda cuts: cuts.largest_share)
+
+
+def _report(cuts: Cuts) -> SplitReport:
+    line = cuts.line
+    return SplitReport(
+        costs=tuple(cuts.stage_costs),
+        unit=cuts.unit,
+        names=tuple(tuple(line.name(u) for u in line.units[start:end]) for start, end in cuts.spans),
+        unused=unused(line),
+        whole=tuple(line.traced.whole.items()),
+        bottleneck=cuts.bottleneck(),
+    )
 
 
 def _agree(one: Any, two: Any) -> bool:
@@ -168,67 +209,3 @@ def _close(one: Tensor, two: Tensor) -> bool:
     if not one.is_floating_point():
         return torch.equal(one, two)
     return torch.allclose(one, two, rtol=1e-2, atol=1e-3, equal_nan=True)
-
-
-def _excluded(line: Line, k: int) -> set[int]:
-    """The cuts not to make; reject more stages than the units can form."""
-    most = len(line.units) - len(line.forbidden)
-    if k <= most:
-        better = line.avoided | set(line.forbidden)
-        return set(better) if k <= len(line.units) - len(better) else set(line.forbidden)
-    notes = "".join(f"; '{name}' cannot be traced and counts as one layer" for name in line.traced.whole)
-    if line.forbidden:
-        cut, reason = min(line.forbidden.items())
-        where = f"before '{line.name(line.units[cut])}': {reason}"
-        notes += f"; {len(line.forbidden)} cuts are impossible, such as {where}"
-    raise ValueError(
-        f"k={k}: {type(line.model).__name__} has {len(line.units)} layers, which form at most {most} "
-        f"stages{notes}; give k <= {most}, {MANUAL_SPLIT}"
-    )
-
-
-def _cuts_after(line: Line, balance: Sequence[int]) -> list[int]:
-    """The cuts that give each stage its number of units."""
-    if sum(balance) != len(line.units):
-        children = line.traced.sequential and len(list(line.model.children())) != len(line.units)
-        whole = f" ({len(list(line.model.children()))} children)" if children else ""
-        raise ValueError(
-            f"balance={list(balance)} adds up to {sum(balance)}, but {type(line.model).__name__} has "
-            f"{len(line.units)} units{whole}: make the two numbers equal"
-        )
-    cuts = list(accumulate(balance))[:-1]
-    for cut in cuts:
-        if cut in line.forbidden:
-            name = line.name(line.units[cut])
-            raise ValueError(f"balance={list(balance)}: no stage can begin at '{name}': {line.forbidden[cut]}")
-    return cuts
-
-
-def _cuts_at(line: Line, at: Sequence[str]) -> list[int]:
-    """The cuts before the first unit of each named submodule."""
-    cuts = [0]
-    for i, name in enumerate(at):
-        cut = _first_unit(line, name)
-        if cut == 0:
-            raise ValueError(f"at: nothing comes before {name!r}, so no stage begins there: leave it out")
-        if cut <= cuts[-1]:
-            how = "begin at the same layer" if cut == cuts[-1] else "are out of execution order"
-            raise ValueError(f"at: {at[i - 1]!r} and {name!r} {how}: name the stages in the order they run")
-        if cut in line.forbidden:
-            raise ValueError(f"at: no stage can begin at {name!r}: {line.forbidden[cut]}")
-        cuts.append(cut)
-    return cuts[1:]
-
-
-def _first_unit(line: Line, name: str) -> int:
-    for i, unit in enumerate(line.units):
-        if any(path == name or path.startswith(f"{name}.") for path in line.paths(unit)):
-            return i
-    modules = [known for known, _ in line.model.named_modules(remove_duplicate=False) if known]
-    if name not in modules:
-        near = difflib.get_close_matches(name, modules, n=8, cutoff=0)
-        raise unknown("submodule in at", name, near)
-    inside = next((line.name(u) for u in line.units if name.startswith(f"{line.name(u)}.")), None)
-    if inside is not None:
-        raise ValueError(f"at: {name!r} is inside {inside!r}, which is kept whole: name {inside!r}, {MANUAL_SPLIT}")
-    raise ValueError(f"at: {name!r} is never called by the model, so no stage can begin there: leave it out")

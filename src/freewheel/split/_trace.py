@@ -8,8 +8,8 @@ makes other calls in the other mode, or that has hooks is kept whole: it is one 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,8 @@ from freewheel.split._tracer import MANUAL_SPLIT, hooked, record
 from freewheel.split._tree import entries
 from freewheel.split._undisturbed import unpacks
 
+_OTHER_PATH = "takes another path in training than in evaluation (first at '{}')"
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -29,20 +31,32 @@ class Traced:
         model: The model.
         graph: Its calls; the placeholder is the one argument of the first stage.
         constants: Tensors that forward creates independently of its input, by their name in the graph.
-        whole: Submodules kept whole because they cannot be traced.
+        untraceable: Submodules that cannot be traced, each with the reason.
         sequential: Whether the graph is a plain chain of children.
     """
 
     model: nn.Module
     graph: fx.Graph
     constants: dict[str, Any]
-    whole: tuple[str, ...] = ()
+    untraceable: Mapping[str, str] = field(default_factory=dict)
     sequential: bool = False
 
     @cached_property
     def saved(self) -> frozenset[str]:
         """The names in the model's state dict."""
         return frozenset(self.model.state_dict(keep_vars=True))
+
+    def submodules(self) -> dict[str, nn.Module]:
+        """The submodules that are called."""
+        called = {str(node.target): None for node in self.graph.nodes if node.op == "call_module"}
+        return {name: self.model.get_submodule(name) for name in called}
+
+    @cached_property
+    def whole(self) -> dict[str, str]:
+        """The submodules that are kept whole, each with the reason."""
+        called = self.submodules().items()
+        hooks = {name: "it has hooks" for name, m in called if hooked(m) and next(m.children(), None) is not None}
+        return {**self.untraceable, **hooks}
 
     def fetch(self, target: str) -> Any:
         """The object that a name in the graph refers to."""
@@ -93,7 +107,7 @@ def is_plain_sequential(module: nn.Module) -> bool:
 
 def trace(model: nn.Module, example: Any) -> Traced:
     """Trace any model whose own forward can be traced; without an example it takes one tensor."""
-    whole: list[str] = []
+    whole: dict[str, str] = {}
     while True:
         training, constants = record(model, example, whole, training=True)
         known = len(whole)
@@ -102,12 +116,11 @@ def trace(model: nn.Module, example: Any) -> Traced:
             continue  # the training graph still has calls within them
         found = branches(training, evaluation) or merge(training, evaluation, constants, others)
         if not found:
-            return Traced(model, training, constants, tuple(whole))
-        inner = [module for module, _ in found if module]
+            return Traced(model, training, constants, whole)
+        inner = {module: _OTHER_PATH.format(call) for module, call in found if module}
         if not inner:
             raise ValueError(
-                f"model: {type(model).__name__}.forward takes another path in training than in evaluation "
-                f"(first at '{found[0][1]}'): move the branch into a submodule, which is then kept whole, "
-                f"{MANUAL_SPLIT}"
+                f"model: {type(model).__name__}.forward {_OTHER_PATH.format(found[0][1])}: "
+                f"move the branch into a submodule, which is then kept whole, {MANUAL_SPLIT}"
             )
-        whole += inner
+        whole |= inner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Iterable
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -18,10 +19,11 @@ from freewheel.split._undisturbed import arguments, raised_by_signal, undisturbe
 MANUAL_SPLIT = "or cut by hand: a list of stages is always accepted: fw.Trainer([stage0, stage1], ...)"
 
 
-def record(model: nn.Module, example: Any, whole: list[str], *, training: bool) -> tuple[fx.Graph, dict[str, Any]]:
+def record(model: nn.Module, example: Any, whole: dict[str, str], *, training: bool) -> tuple[fx.Graph, dict[str, Any]]:
     """Trace the model in one mode; return the graph and the constants it refers to.
 
-    The submodules in `whole` are recorded as single calls. Those that cannot be traced are added to it.
+    The submodules in `whole` are recorded as single calls. Those that cannot be traced are added to it, with the
+    reason.
     """
     known = set(vars(model))
     while True:
@@ -38,12 +40,17 @@ def record(model: nn.Module, example: Any, whole: list[str], *, training: bool) 
                 if not tracer.untraceable:
                     used = {str(node.target) for node in graph.nodes if node.op == "get_attr"} - known
                     return graph, {n: map_tensors(Tensor.detach, v) for n, v in vars(model).items() if n in used}
-        whole += tracer.untraceable
+        whole |= tracer.untraceable
 
 
 def hooked(module: nn.Module) -> bool:
     """Whether calling the module runs more than its forward."""
     return any([module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks])
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether a module is one call: a layer of PyTorch, or one with hooks."""
+    return hooked(module) or fx.Tracer().is_leaf_module(module, "")
 
 
 class _ModelTracer(fx.Tracer):
@@ -53,16 +60,15 @@ class _ModelTracer(fx.Tracer):
     what else fails, but it has leftovers of the failed calls: trace again.
     """
 
-    def __init__(self, example: Any, whole: list[str]) -> None:
+    def __init__(self, example: Any, whole: Iterable[str]) -> None:
         super().__init__(param_shapes_constant=True)
         self.example = example
         self.whole = set(whole)
-        self.untraceable: list[str] = []
+        self.untraceable: dict[str, str] = {}
         self._names: dict[int, tuple[str, Tensor]] = {}  # of parameters and buffers, by their id
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        whole = module_qualified_name in self.whole or hooked(m)
-        return whole or super().is_leaf_module(m, module_qualified_name)
+        return module_qualified_name in self.whole or is_layer(m)
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         depth = len(self.module_stack)
@@ -75,7 +81,7 @@ class _ModelTracer(fx.Tracer):
             while len(self.module_stack) > depth:
                 self.module_stack.popitem()
             self.whole.add(path)
-            self.untraceable.append(path)
+            self.untraceable[path] = f"its forward cannot be traced{_reason(error)}"
             return super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
@@ -119,11 +125,16 @@ def _entries_of(proxy: Any, example: Any) -> Any:
 
 def _explain(model: nn.Module, error: Exception) -> str:
     """Say in one line which line of forward stopped the trace and what to do."""
+    return (
+        f"model: {type(model).__name__}.forward cannot be traced{_reason(error)}; "
+        f"move that line into a submodule, which is then kept whole, {MANUAL_SPLIT}"
+    )
+
+
+def _reason(error: Exception) -> str:
+    """The line of forward that stopped the trace, and why."""
     ours = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     where = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return (
-        f"model: {type(model).__name__}.forward cannot be traced{where}: {reason}; "
-        f"move that line into a submodule, which is then kept whole, {MANUAL_SPLIT}"
-    )
+    return f"{where}: {reason}"
