@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -51,13 +52,14 @@ def split(
     The stages hold the model's own submodules, parameters and buffers under their own qualified names.
     ``stage.train()`` and ``stage.eval()`` also reach calls such as ``F.dropout(x, training=self.training)``.
 
-    A ``nn.Sequential`` is cut between its children, and those of nested Sequentials. Any other model is traced
-    with ``torch.fx`` and cut between calls of leaf submodules, functions and methods; submodules that cannot be
-    traced, or that have hooks, are kept whole. By default a stage does not begin with a call that changes its
+    A ``nn.Sequential`` is cut between its children, and those of nested Sequentials, if that gives stages of about
+    equal cost. Any other model is traced with ``torch.fx`` and cut between calls of leaf submodules, functions and
+    methods; submodules that cannot be traced, or that have hooks, are kept whole, and reported. By default a stage does not begin with a call that changes its
     input in place, if there are enough other places to cut.
 
     Among all splits into contiguous stages, the one whose most expensive stage is cheapest is chosen. Ties are
-    broken by the smallest sum of squared costs, then by the smallest messages, then by the latest cuts.
+    broken by the smallest sum of squared costs, then by the smallest messages, then by the latest cuts. If the most
+    expensive stage costs more than one and a half times the mean, a warning gives the shares and the reason.
 
     Args:
         model: The model.
@@ -138,10 +140,10 @@ def _single_stage(model: nn.Module) -> Stages:
 def _lines(model: nn.Module, example: Any, output: Any, *, children: bool) -> Iterator[Line]:
     """The model as a line of units, from coarse to fine: the children of a Sequential, then all calls."""
     if is_plain_sequential(model):
-        chain = cast(nn.Sequential, model)
+        sequential = cast(nn.Sequential, model)
         if children:
-            yield _line(convert_sequential(chain, example, flat=False), example, output)
-        flat = convert_sequential(chain, example, flat=True)
+            yield _line(convert_sequential(sequential, example, flat=False), example, output)
+        flat = convert_sequential(sequential, example, flat=True)
         yield _line(flat, example, output)
         if all(is_layer(child) for child in flat.submodules().values()):
             return
@@ -174,7 +176,8 @@ def _first(lines: Iterator[Line], fits: Callable[[Line], bool]) -> Line:
 def _best(lines: Iterator[Line], k: int, timed: Callable[[Line], list[float]] | None) -> Cuts:
     """The cuts of the first line that they divide well, or of the line that they divide best."""
     found: list[Cuts] = []
-    for line in lines:
+    line = next(lines)
+    for line in chain([line], lines):
         if line.most_stages >= k:
             costs, unit = (parameter_counts(line), "parameters") if timed is None else (timed(line), "s")
             found.append(balanced(line, k, costs, unit))
