@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -54,8 +53,8 @@ def split(
 
     A ``nn.Sequential`` is cut between its children, and those of nested Sequentials, if that gives stages of about
     equal cost. Any other model is traced with ``torch.fx`` and cut between calls of leaf submodules, functions and
-    methods; submodules that cannot be traced, or that have hooks, are kept whole, and reported. By default a stage does not begin with a call that changes its
-    input in place, if there are enough other places to cut.
+    methods; submodules that cannot be traced, or that have hooks, are kept whole, and reported. By default a stage
+    does not begin with a call that changes its input in place, if there are enough other places to cut.
 
     Among all splits into contiguous stages, the one whose most expensive stage is cheapest is chosen. Ties are
     broken by the smallest sum of squared costs, then by the smallest messages, then by the latest cuts. If the most
@@ -176,15 +175,16 @@ def _first(lines: Iterator[Line], fits: Callable[[Line], bool]) -> Line:
 def _best(lines: Iterator[Line], k: int, timed: Callable[[Line], list[float]] | None) -> Cuts:
     """The cuts of the first line that they divide well, or of the line that they divide best."""
     found: list[Cuts] = []
-    line = next(lines)
-    for line in chain([line], lines):
+    tried: list[Line] = []
+    for line in lines:
+        tried.append(line)
         if line.most_stages >= k:
             costs, unit = (parameter_counts(line), "parameters") if timed is None else (timed(line), "s")
             found.append(balanced(line, k, costs, unit))
             if not found[-1].unbalanced:
                 return found[-1]
     if not found:
-        raise too_many(line, k)
+        raise too_many(tried[-1], k)
     return min(found, key=lambda cuts: cuts.largest_share)
 
 
