@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from freewheel.checkpoint import _writer
+from freewheel.cli._settings import resolve
+from freewheel.cli._train_options import TrainOptions
 from spread import exhaustive
 from test_cli_resume import cut_off, same_files
 from test_cli_train import good, run
@@ -54,6 +56,7 @@ brief = ["--epochs", "2", "--limit", "200", "--no-compare"]
 train(*brief, "--save-to", "run", "--save-every", "3", "--save", "whole.pt", "--json", "whole.json")
 of_rank_0("cut off", lambda: cut_off(Path("run"), 3))
 train("--resume", "run", "--no-compare", "-q", "--save", "resumed.pt")
+train(*brief, "--replicas", "2", "--threads", "1", "-q", "--save", "replicas.pt")
 if rank == "1":
     assert train("--epochs", "-7") == 2
     Path("said").touch()
@@ -91,14 +94,32 @@ def test_torchrun_gives_the_weights_of_simulate(under_torchrun, tmp_path):
 
 
 @exhaustive
+def test_torchrun_divides_its_processes_among_replicas(under_torchrun, tmp_path):
+    folder, _ = under_torchrun
+    alone = (*BRIEF, "--replicas", "2", "--stages", "1", "--threads", "1", "--runtime", "simulate", "-q")
+    good(*alone, "--save", str(tmp_path / "replicas.pt"))
+    assert same_files(tmp_path / "replicas.pt", folder / "replicas.pt")
+
+
+@pytest.mark.parametrize(("processes", "stages"), [(4, 2), (2, 1), (6, 3)])
+def test_the_stages_are_the_processes_of_a_replica(processes, stages, monkeypatch):
+    for name, value in {"RANK": 0, "WORLD_SIZE": processes, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    assert resolve(TrainOptions(replicas=2)).stages == stages
+    with pytest.raises(ValueError, match=f"torchrun started {processes} processes for 7 stages in each of 2 replicas"):
+        resolve(TrainOptions(replicas=2, stages=7))
+
+
+@exhaustive
 def test_only_rank_0_speaks(under_torchrun):
     _, lines = under_torchrun
     assert [line for line in lines if line.startswith("runtime")] == ["runtime  torchrun: 2 stages, 1 thread each"]
-    assert sum(line.startswith("test accuracy") for line in lines) == 2
+    assert sum(line.startswith("test accuracy") for line in lines) == 3
     assert [line for line in lines if line.startswith("wrote")] == [
         "wrote whole.json",
         "wrote whole.pt",
         "wrote resumed.pt",
+        "wrote replicas.pt",
     ]
 
 

@@ -311,6 +311,29 @@ def test_workers_end_with_their_caller(tmp_path):
     assert not [pid for pid in theirs if Path(f"/proc/{pid}").exists()]
 
 
+def test_workers_end_with_a_caller_that_is_killed_while_they_start(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        f"sys.path.insert(0, {str(HERE)!r})\n"
+        "from multiprocessing import active_children, forkserver\n"
+        "from freewheel.runtime import _processes\n"
+        "from rows import batches, network, trainer\n"
+        "def killed(*arguments, **options):\n"
+        "    print(forkserver._forkserver._forkserver_pid, *(worker.pid for worker in active_children()), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if __name__ == '__main__':\n"
+        "    _processes.World = killed\n"
+        "    trainer(network(2), 'pipedream', runtime='processes').fit(batches(3))\n"
+    )
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        pids = caller.stdout.readline().split()
+        assert len(pids) == 3
+        caller.stdout.read()  # until the last of them has closed it
+        assert caller.wait() == -signal.SIGKILL
+
+
 def test_a_script_without_a_guard_is_told_about_it(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

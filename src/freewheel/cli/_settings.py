@@ -120,12 +120,12 @@ def _runtime_defaults(options: TrainOptions, method: Method) -> dict[str, Any]:
         )
     stages = _stage_count(options, method, runtime)
     if runtime == "torchrun":
-        check_started(stages)
+        check_started(stages, options.replicas)
     return {"runtime": runtime, "stages": stages}
 
 
 def _stage_count(options: TrainOptions, method: Method, runtime: str) -> int:
-    """The number of stages: as asked for, or one per process, or per core from two to four; one for a race."""
+    """The number of stages: as asked for, or one per process of a replica, or two to four by cores; one for a race."""
     cuts = {"at": options.at, "balance": options.balance, "split": options.split}
     given = [f"{flag(name)} {value if name == 'split' else value[0]}" for name, value in cuts.items() if value]
     if len(given) > 1:
@@ -138,7 +138,7 @@ def _stage_count(options: TrainOptions, method: Method, runtime: str) -> int:
         return count or options.stages or 0
     if not method.planned:
         return 1  # the workers of a race share the whole network
-    return rank_and_size()[1] if runtime == "torchrun" else max(2, min(4, cores()))
+    return max(1, rank_and_size()[1] // options.replicas) if runtime == "torchrun" else max(2, min(4, cores()))
 
 
 def _balanced_by(options: TrainOptions, pipeline: Pipeline) -> str | None:

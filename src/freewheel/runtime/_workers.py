@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -39,8 +40,10 @@ def worker_context() -> Any:
 def run_worker(work: Callable[[], int]) -> None:
     """Run the whole life of a worker process, and exit with the code that `work` returns.
 
-    It exits hard: threads that still wait do so for processes that have ended.
+    It exits hard: threads that still wait do so for processes that have ended. It ends with its caller, too, however
+    early that is killed.
     """
+    threading.Thread(target=_end_with_caller, name="freewheel-caller", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, which lets the pipeline drain
     code = 1
     try:
@@ -53,6 +56,13 @@ def run_worker(work: Callable[[], int]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _end_with_caller() -> None:
+    caller = multiprocessing.parent_process()
+    if caller is not None:
+        caller.join()  # waits for the end of a pipe that the caller holds
+        os._exit(LOST)
 
 
 def check_guarded() -> None:
