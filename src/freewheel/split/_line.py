@@ -97,6 +97,8 @@ def make_line(traced: Traced, values: Values) -> Line:
             position[node] = 0
         elif _is_access(node, values.structures):
             position[node] = position[node.all_input_nodes[0]]
+        elif isinstance(node.target, type):  # the output is of a class of its own
+            position[node] = max(len(units) - 1, 0)
         elif node.op == "get_attr" or (node.op != "call_module" and values.structures[node].plain):  # free
             if not node.users:  # a check such as torch._assert runs once, in its place
                 position[node] = max(len(units) - 1, 0)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from freewheel._cores import intra_op_threads, share
 from freewheel._errors import whole_number
 from freewheel._malloc import keep_freed_memory
 from freewheel.split._arguments import check_example, check_model, check_no_example, check_plan
+from freewheel.split._compare import agree, check_other_batch
 from freewheel.split._cuts import Cuts, balanced, counted, enclosing, named, too_many
 from freewheel.split._line import Line, make_line
 from freewheel.split._measure import time_backpropagation, time_forward_gradients
@@ -23,7 +23,6 @@ from freewheel.split._stages import make_stages
 from freewheel.split._tied import tie
 from freewheel.split._trace import Traced, convert_sequential, is_plain_sequential, trace
 from freewheel.split._tracer import MANUAL_SPLIT, is_layer
-from freewheel.split._tree import tensors
 from freewheel.split._undisturbed import unpacks
 from freewheel.split._values import infer, observe
 
@@ -81,6 +80,7 @@ def split(
         TypeError: An argument has the wrong type.
 
     Example:
+        >>> import torch
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> stages = split(model, 2, by="parameters")
         >>> print(stages.report)
@@ -153,11 +153,13 @@ def _line(traced: Traced, example: Any, output: Any) -> Line:
     """The line of a graph, which must compute what the model computes."""
     name = type(traced.model).__name__
     values = infer(traced) if example is None else observe(traced, example)
-    if example is not None and not _agree(values.output, output):
+    if example is not None and not agree(values.output, output):
         raise ValueError(
             f"model: the traced {name}.forward computes something else than the model, because it "
             f"depends on more than its input: move that into a submodule, {MANUAL_SPLIT}"
         )
+    if traced.recorded:
+        check_other_batch(traced, example)
     line = make_line(traced, values)
     if not line.units:
         raise ValueError(f"model: {name} has no layers to cut between")
@@ -198,17 +200,3 @@ def _report(cuts: Cuts) -> SplitReport:
         whole=tuple(line.traced.whole.items()),
         bottleneck=cuts.bottleneck(),
     )
-
-
-def _agree(one: Any, two: Any) -> bool:
-    ones, twos = list(tensors(one)), list(tensors(two))
-    return len(ones) == len(twos) and all(map(_close, ones, twos))
-
-
-def _close(one: Tensor, two: Tensor) -> bool:
-    """Equal up to the noise of nondeterministic operations."""
-    if one.shape != two.shape or one.dtype != two.dtype:
-        return False
-    if not one.is_floating_point():
-        return torch.equal(one, two)
-    return torch.allclose(one, two, rtol=1e-2, atol=1e-3, equal_nan=True)

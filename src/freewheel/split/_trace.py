@@ -2,20 +2,23 @@
 
 A ``nn.Sequential`` is converted child by child. Any other model is traced with ``torch.fx``, once in training and once
 in evaluation mode; what differs between the two follows the mode at run time. A submodule that cannot be traced, that
-makes other calls in the other mode, or that has hooks is kept whole: it is one call.
+makes other calls in the other mode, or that has hooks is kept whole: it is one call. Where the model itself cannot be
+traced, or a list of blocks would be kept whole, its calls are recorded while it runs on the example.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 from torch import fx, nn
 
 from freewheel.split._modes import branches, merge
+from freewheel.split._record import record_calls, recordable
+from freewheel.split._recorder import has_blocks
 from freewheel.split._tracer import MANUAL_SPLIT, hooked, record
 from freewheel.split._tree import entries
 from freewheel.split._undisturbed import unpacks
@@ -33,6 +36,7 @@ class Traced:
         constants: Tensors that forward creates independently of its input, by their name in the graph.
         untraceable: Submodules that cannot be traced, each with the reason.
         sequential: Whether the graph is a plain chain of children.
+        recorded: Whether it is what the model did for one example.
     """
 
     model: nn.Module
@@ -40,6 +44,7 @@ class Traced:
     constants: dict[str, Any]
     untraceable: Mapping[str, str] = field(default_factory=dict)
     sequential: bool = False
+    recorded: bool = False
 
     @cached_property
     def saved(self) -> frozenset[str]:
@@ -106,12 +111,47 @@ def is_plain_sequential(module: nn.Module) -> bool:
 
 
 def trace(model: nn.Module, example: Any) -> Traced:
-    """Trace any model whose own forward can be traced; without an example it takes one tensor."""
+    """Trace a model with torch.fx, or record it where that fails or would keep a list of blocks whole."""
+    try:
+        traced = _merged(model, partial(record, model, example))
+    except ValueError as error:
+        if example is None:
+            raise ValueError(f"{error}; or give example=, with which more can be traced") from error
+        return record_run(model, example)
+    if example is None or not any(has_blocks(traced.fetch(name)) for name in traced.untraceable):
+        return traced
+    try:
+        return record_run(model, example)
+    except ValueError:
+        return traced
+
+
+def record_run(model: nn.Module, example: Any) -> Traced:
+    """Record a model while it runs on the example; see `Recorder`."""
+    found: list[Traced] = []
+    reason: ValueError | None = None
+    for compiling in (False, True):  # libraries take the way for all values where they know that they are traced
+        try:
+            with recordable(model, compiling=compiling):
+                found.append(_merged(model, partial(record_calls, model, example)))
+        except ValueError as error:
+            reason = reason or error
+        if found and not found[0].untraceable:
+            break
+    if not found:
+        assert reason is not None
+        raise reason
+    best = min(found, key=lambda traced: sum(has_blocks(traced.fetch(name)) for name in traced.untraceable))
+    return replace(best, recorded=True)
+
+
+def _merged(model: nn.Module, record: Callable[..., tuple[fx.Graph, dict[str, Any]]]) -> Traced:
+    """Trace the model in both modes; what differs between them is decided at run time or kept whole."""
     whole: dict[str, str] = {}
     while True:
-        training, constants = record(model, example, whole, training=True)
+        training, constants = record(whole, training=True)
         known = len(whole)
-        evaluation, others = record(model, example, whole, training=False)
+        evaluation, others = record(whole, training=False)
         if len(whole) > known:
             continue  # the training graph still has calls within them
         found = branches(training, evaluation) or merge(training, evaluation, constants, others)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import ParameterProxy
 
-from freewheel.split._tree import entries, map_tensors, rebuild
+from freewheel.split._tree import container, entries, map_tensors, rebuild
 from freewheel.split._undisturbed import arguments, raised_by_signal, undisturbed
 
 MANUAL_SPLIT = "or cut by hand: a list of stages is always accepted: fw.Trainer([stage0, stage1], ...)"
@@ -35,7 +35,7 @@ def record(model: nn.Module, example: Any, whole: dict[str, str], *, training: b
                 if raised_by_signal(error):
                     raise
                 if not tracer.untraceable:
-                    raise ValueError(_explain(model, error)) from error
+                    raise ValueError(explain(model, error)) from error
             else:
                 if not tracer.untraceable:
                     used = {str(node.target) for node in graph.nodes if node.op == "get_attr"} - known
@@ -97,7 +97,9 @@ class _ModelTracer(fx.Tracer):
         return parameter_proxy_cache[name]
 
     def create_arg(self, a: Any) -> Any:
-        """Name buffers and constants. The base class searches the whole model for each."""
+        """Name buffers and constants, for which the base class searches the model; keep the class of mappings."""
+        if container(a) is dict and type(a) is not dict:
+            return self.create_node("call_function", type(a), (), {key: self.create_arg(v) for key, v in entries(a)})
         if not isinstance(a, Tensor) or isinstance(a, nn.Parameter):
             return super().create_arg(a)
         name = self._names[id(a)][0] if id(a) in self._names else self.tensor_attrs.get(a)
@@ -123,7 +125,7 @@ def _entries_of(proxy: Any, example: Any) -> Any:
     return rebuild(example, [_entries_of(proxy[key], entry) for key, entry in found]) if found else proxy
 
 
-def _explain(model: nn.Module, error: Exception) -> str:
+def explain(model: nn.Module, error: Exception) -> str:
     """Say in one line which line of forward stopped the trace and what to do."""
     return (
         f"model: {type(model).__name__}.forward cannot be traced{_reason(error)}; "
