@@ -41,7 +41,7 @@ def record_calls(
 def recordable(model: nn.Module, *, compiling: bool) -> Iterator[None]:
     """A context in which a model of transformers keeps no cache and, if `compiling`, looks at no values."""
     configs = [vars(module).get("config") for module in model.modules()]
-    caching = {id(c): c for c in configs if getattr(c, "use_cache", None) is True}
+    caching: dict[int, Any] = {id(c): c for c in configs if getattr(c, "use_cache", None) is True}
     before = torch.compiler._is_compiling_flag
     for config in caching.values():
         config.use_cache = False

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from freewheel.split._blocks import has_blocks
 from freewheel.split._sizes import SIZE_FUNCTIONS, RecordedInt
 from freewheel.split._tracer import hooked
 from freewheel.split._tree import container, entries, holds_tensor, rebuild, tensors
@@ -137,16 +138,14 @@ class Recorder(TorchFunctionMode):
         return self._run("call_function", func, func, args, kwargs)
 
     def _certain(self, tensor: Tensor) -> bool | None:
-        """Whether a random number is below or above a limit, if that holds for each: layers that are dropped never."""
+        """Whether a random number is below or above a limit, if that holds for each: layers that are never dropped."""
         node = self._tensor(tensor)
-        compare = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}.get(str(node.target))
-        if (
-            compare is None
-            or getattr(node.args[0], "target", None) is not torch.rand
-            or isinstance(node.args[1], fx.Node)
-        ):
+        compare: Any = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}.get(
+            str(node.target)
+        )
+        drawn, limit = next(iter(node.all_input_nodes), node), node.args[-1] if node.args else None
+        if compare is None or drawn.target is not torch.rand or isinstance(limit, fx.Node):
             return None
-        drawn, limit = node.args
         if compare(0.0, limit) != compare(1 - 2**-24, limit):
             return None
         self.graph.erase_node(node)
@@ -280,18 +279,3 @@ class Recorder(TorchFunctionMode):
         if container(value):
             return rebuild(value, [self._result(entry) for _, entry in entries(value)])
         return self._argument(value)
-
-
-def has_blocks(module: nn.Module) -> bool:
-    """Whether a module contains a list of blocks, at which it can be cut: submodules that are no layers of torch.
-
-    Example:
-        >>> has_blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), has_blocks(nn.ModuleList([nn.Sequential()] * 2))
-        (False, True)
-    """
-    lists = [m for m in module.modules() if type(m) in (nn.ModuleList, nn.Sequential) and len(m) > 1]
-    return any(not _is_layer(child) for each in lists for child in each)
-
-
-def _is_layer(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn") and type(module) is not nn.Sequential

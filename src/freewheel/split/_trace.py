@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import fx, nn
 
+from freewheel.split._blocks import has_blocks
 from freewheel.split._modes import branches, merge
 from freewheel.split._record import record_calls, recordable
-from freewheel.split._recorder import has_blocks
 from freewheel.split._tracer import MANUAL_SPLIT, hooked, record
 from freewheel.split._tree import entries
 from freewheel.split._undisturbed import unpacks
