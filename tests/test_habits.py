@@ -15,6 +15,8 @@ import habits
 from habits._habit import METHODS, RACES, Case, Habit
 from spread import exhaustive
 
+# Reentrant checkpoints warn in a forward without gradients.
+pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
 HABITS: list[Habit] = [
     habit
     for module in pkgutil.iter_modules(habits.__path__)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from habits._habit import FEEDBACK, Case, Habit, refuse, seeded, vectors
+from habits._habit import FEEDBACK, FORWARD, METHODS, RACES, Case, Habit, refuse, seeded, vectors
 
 NOT_A_STACK = "is not a plain stack of layers"
 NO_ATTENTION = "is a MultiheadAttention: feedback supports"
@@ -177,7 +178,120 @@ def alpha_dropout() -> Case:
     return in_the_middle(nn.AlphaDropout)
 
 
+class Checkpointed(nn.Module):
+    """A block that is run again in the backward, to save memory."""
+
+    def __init__(self, reentrant: bool | None, dropout: float) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 8))
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x) if self.reentrant is None else checkpoint(self.block, x, use_reentrant=self.reentrant)
+
+
+class Unregistered(nn.Module):
+    """A layer whose weights are also in a list and in a dict, and used from there."""
+
+    def __init__(self, plain: bool) -> None:
+        super().__init__()
+        self.layer, self.plain = nn.Linear(8, 8), plain
+        self.weights, self.biases = [self.layer.weight], {"bias": self.layer.bias}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if self.plain else F.linear(x, self.weights[0], self.biases["bias"])
+
+
+class Closure(nn.Module):
+    """A layer whose weight is also in a tuple, and used from there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.weights = (self.layer.weight,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, *self.weights, self.layer.bias)
+
+
+class Recurrent(nn.LSTM):
+    """A recurrent layer, whose weights are also in a list of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward(x)[0]
+
+
+def checkpointed() -> Case:
+    return in_the_middle(Checkpointed, False, 0.3)
+
+
+def checkpointed_reentrant() -> Case:
+    return in_the_middle(Checkpointed, True, 0.3)
+
+
+def not_checkpointed() -> Case:
+    return in_the_middle(Checkpointed, None, 0.3)
+
+
+def checkpointed_without_dropout() -> Case:
+    return in_the_middle(Checkpointed, False, 0.0)
+
+
+def parameters_in_lists() -> Case:
+    return in_the_middle(Unregistered, False)
+
+
+def parameters_in_lists_not_used() -> Case:
+    return in_the_middle(Unregistered, True)
+
+
+def parameters_in_tuples() -> Case:
+    return in_the_middle(Closure)
+
+
+def lstm() -> Case:
+    return between(lambda: Recurrent(8, 8, batch_first=True))
+
+
+GONE = "under weights='current' the weights of its forward are gone"
+DELAYED = ("pipedream", *FEEDBACK)
 HABITS = [
+    Habit(
+        "activation checkpointing",
+        checkpointed,
+        refuse(GONE, "pipemare"),
+        twin=not_checkpointed,
+        plain=None,
+        methods=[m for m in METHODS if m not in RACES],
+    ),
+    Habit(
+        "reentrant activation checkpointing",
+        checkpointed_reentrant,
+        refuse(GONE, "pipemare")
+        | refuse("CheckpointFunction has no forward", *FORWARD)
+        | refuse("use_reentrant=True, which learns nothing where", "dfa", "dgl"),
+        twin=not_checkpointed,
+        plain=None,
+        methods=[m for m in METHODS if m not in RACES],
+    ),
+    Habit(
+        "activation checkpointing without dropout",
+        checkpointed_without_dropout,
+        refuse(GONE, "pipemare"),
+    ),
+    Habit(
+        "parameters also in lists and dicts",
+        parameters_in_lists,
+        refuse(NOT_A_STACK, "dfa"),
+        twin=parameters_in_lists_not_used,
+    ),
+    Habit(
+        "parameters also in tuples",
+        parameters_in_tuples,
+        refuse("stages.0. uses its parameter '1.layer.weight' through a variable", "pipedream", "fa")
+        | refuse(NOT_A_STACK, "dfa"),
+    ),
+    Habit("recurrent layers", lstm, refuse("is a Recurrent: feedback supports", *FEEDBACK)),
     Habit("dropout that begins later", dropout_that_begins_later, plain=None),
     Habit("stochastic depth", stochastic_depth, refuse(NOT_A_STACK, "dfa"), plain=None),
     Habit("noise on activations", noise, plain=None),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from freewheel._trees import differentiable
 from freewheel.corrections import Gradients
+from freewheel.credit._graph import Cotangents, Graph, Retained, StoredInput, contents, differentiate
 from freewheel.plan import GRADIENT, Op, Unit
 from freewheel.stage import (
     Blueprint,
@@ -33,34 +35,6 @@ from freewheel.stage import (
 )
 
 
-class Graph(NamedTuple):
-    """The autograd graph of a forward, pending its backward."""
-
-    inputs: list[Tensor]
-    outputs: list[Tensor]
-    gradient_slots: list[int | None]  # for each output, the index of its gradient; None for the loss
-    weights: Sequence[Tensor]
-    version: int
-
-
-class StoredInput(NamedTuple):
-    """The arguments of a forward that will be recomputed."""
-
-    inputs: Tree
-    target: Tree
-    share: float
-
-
-class Retained(NamedTuple):
-    """What a checkpoint needs to rebuild the graph of a late stage."""
-
-    inputs: Tree
-    target: Tree
-    share: float
-    buffers: list[Tensor]  # before the forward
-    saved: list[Any]  # by autograd, under `weights="current"`
-
-
 class ChainStage(Stage):
     """A stage with forwards, recomputations, backwards and updates."""
 
@@ -68,7 +42,18 @@ class ChainStage(Stage):
         super().__init__(blueprint)
         self.passes_back = self.index > 0  # whether to compute input gradients for the previous stage
         self.recomputes = self.delay > 0 and self.schedule.weights == "recompute"
+        self._inspects, self._reentrant = True, False
         self._forget()
+
+    @property
+    def learns_as_a_whole(self) -> bool:
+        """Whether gradients pass through the whole stage, as in plain PyTorch."""
+        return self.passes_back or not self.index
+
+    def begin(self, batches_before: int, epochs_before: int) -> None:
+        """Start a run, whose first graph is inspected."""
+        super().begin(batches_before, epochs_before)
+        self._inspects = True
 
     def verbs(self) -> Verbs:
         """Add recomputations, backwards and gradients."""
@@ -154,8 +139,23 @@ class ChainStage(Stage):
         # The next stage sends a gradient for each of these.
         tensors = [t for t in tensors_among(leaves) if differentiable(t)]
         slots = [None if self.is_last else i for i, t in enumerate(tensors) if t.requires_grad]
+        if self._inspects:
+            self._inspect(outputs, weights)
         self._graphs[unit] = Graph(inputs, outputs, slots, weights, self.version)
         return leaves, spec
+
+    def _inspect(self, outputs: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+        """Look into the first graph of a run, and refuse what its backward would get wrong."""
+        found = contents(outputs)
+        self._inspects, self._reentrant = False, found.reentrant or self._checkpoints == "reentrant"
+        if self._checkpoints:
+            self.weights.check_replayable()
+        if self._reentrant and not self.learns_as_a_whole:
+            raise ValueError(
+                f"stages[{self.index}] uses torch.utils.checkpoint with use_reentrant=True, which learns nothing where "
+                "no gradient passes to the stage before: give use_reentrant=False"
+            )
+        self.weights.check(found.leaves, weights, self.index)
 
     def _run(self, unit: Unit, x: Tree, target: Tree) -> tuple[list[Any], Shape, list[Tensor]]:
         """Run the module, and the loss after the last one; return flat outputs and the inputs to differentiate by."""
@@ -178,22 +178,23 @@ class ChainStage(Stage):
             return ()
         pairs = self._cotangents(unit, graph, gradients)
         wanted = [*graph.inputs, *graph.weights]
-        found: Gradients = [None] * len(wanted)
-        if pairs and wanted:
-            with self.weights.backward():
-                found = torch.autograd.grad(
-                    [t for t, _ in pairs],
-                    wanted,
-                    [g for _, g in pairs],
-                    allow_unused=True,  # pyright: ignore
-                )
+        with ExitStack() as stack:
+            self._enter_backward(stack, unit, graph)
+            found = differentiate(pairs, wanted, accumulate=self._reentrant)
         inputs, ours = found[: len(graph.inputs)], found[len(graph.inputs) :]
         self._gradients = ours if not self._gradients else [add(a, b) for a, b in zip(self._gradients, ours)]
         self._stale_weights = graph.weights
         self.weights.release(graph.version)
         return inputs
 
-    def _cotangents(self, unit: Unit, graph: Graph, gradients: Gradients | None) -> list[tuple[Tensor, Tensor | None]]:
+    def _enter_backward(self, stack: ExitStack, unit: Unit, graph: Graph) -> None:
+        """Put the weights and the random numbers of the forward in place, for what a backward computes again."""
+        stack.enter_context(self.weights.backward(graph.version))
+        stack.enter_context(self._draws_of(unit))
+        if self._checkpoints:
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+
+    def _cotangents(self, unit: Unit, graph: Graph, gradients: Gradients | None) -> Cotangents:
         """Return the outputs to backpropagate from, each with its gradient; None for the loss."""
         if gradients is not None:
             gradients = self.corrections.receive([None if g is None else to_device(g, self.device) for g in gradients])

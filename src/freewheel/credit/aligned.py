@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from torch import nn
 
 from freewheel.credit._chain_stage import ChainStage
+from freewheel.credit._graph import Graph
 from freewheel.credit.chain import Chain
 from freewheel.feedback import FeedbackOptions, FeedbackWeights, feedback_backward
 from freewheel.feedback._numbering import StageLayers, number_all_layers
+from freewheel.plan import Unit
 from freewheel.stage import Blueprint, Stage, Tree
 
 
@@ -57,6 +60,11 @@ class AlignedStage(ChainStage):
     def _forget(self) -> None:
         super()._forget()
         self._feedback = FeedbackWeights(self._aligned, self.config.seed)
+
+    def _enter_backward(self, stack: ExitStack, unit: Unit, graph: Graph) -> None:
+        super()._enter_backward(stack, unit, graph)
+        if self._checkpoints:
+            stack.enter_context(feedback_backward(self._numbered, self._feedback))
 
     def _plain_call(self, x: Tree, target: Tree) -> Tree:
         with feedback_backward(self._numbered, self._feedback):

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from freewheel._errors import one_of
 from freewheel.corrections import Gradients
-from freewheel.credit._chain_stage import ChainStage, Graph
+from freewheel.credit._chain_stage import ChainStage
 from freewheel.credit._credit import Credit
+from freewheel.credit._graph import Cotangents, Graph
 from freewheel.feedback import FeedbackOptions, FeedbackWeights, detached_inputs
 from freewheel.feedback._numbering import StageLayers, number_stacked_layers
 from freewheel.plan import GRADIENT, Message, Op, Unit
@@ -129,12 +130,19 @@ class FeedbackStage(ChainStage):
             out = self._stage_output(unit, leaves, share)
         blocks = [*outputs, (None if self.is_last or self._options.joined else self._layers.after, out)]
         blocks = [(number, h) for number, h in blocks if h.requires_grad]
+        if self._inspects:
+            self._inspect([h for _, h in blocks], weights)
         slots = [number for number, _ in blocks]
         self._graphs[unit] = Graph(inputs, [h for _, h in blocks], slots, weights, self.version)
         if self._options.needs_targets:
             signal = _one_hot(to_device(target, self.device), self._layers.outputs)
             self._signals[unit] = signal.to(out.dtype) * (share / len(out))
         return leaves, spec
+
+    @property
+    def learns_as_a_whole(self) -> bool:
+        """False: the blocks learn one by one."""
+        return False
 
     def _stage_output(self, unit: Unit, leaves: list[Any], share: float) -> Tensor:
         """Return the output of the stage; in the last stage also compute the error."""
@@ -165,7 +173,7 @@ class FeedbackStage(ChainStage):
         if signal is not None:
             self._signals[unit] = to_device(signal, self.device)
 
-    def _cotangents(self, unit: Unit, graph: Graph, gradients: Gradients | None) -> list[tuple[Tensor, Tensor | None]]:
+    def _cotangents(self, unit: Unit, graph: Graph, gradients: Gradients | None) -> Cotangents:
         """Return the blocks' outputs and their gradients: of the last block from outside, of the others by feedback."""
         signal, error = self._signals.pop(unit), self._errors.pop(unit, None)
         if gradients is not None:

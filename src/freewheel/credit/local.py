@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from freewheel._seeds import seed_of
 from freewheel.credit._auxiliary import HEAD, AuxiliaryStage
-from freewheel.credit._chain_stage import Graph, StoredInput
 from freewheel.credit._credit import Credit
+from freewheel.credit._graph import Graph, StoredInput
 from freewheel.credit._heads import Head, HeadOptions
 from freewheel.credit._shapes import Kind, network_outputs
 from freewheel.plan import Message, Unit

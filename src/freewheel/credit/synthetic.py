@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from freewheel.corrections import Gradients
 from freewheel.credit._auxiliary import Auxiliary, AuxiliaryStage
-from freewheel.credit._chain_stage import StoredInput
 from freewheel.credit._credit import Credit
+from freewheel.credit._graph import StoredInput
 from freewheel.credit._predictors import Predictor, PredictorOptions
 from freewheel.credit._shapes import Kind, network_outputs
 from freewheel.credit.local import check_immediate

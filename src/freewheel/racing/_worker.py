@@ -18,7 +18,7 @@ from freewheel.plan import Action, Op
 from freewheel.racing._interleaving import Interleaving, ReplayError
 from freewheel.racing._memory import Layer, LayerLocks, Stepper, aliased
 from freewheel.runtime import NOT_FINITE, Batch, Before, ClosedError, StageError
-from freewheel.stage import Stage
+from freewheel.stage import SeededDraws, Stage
 
 
 class UpdateCounts:
@@ -99,6 +99,7 @@ class BatchPass:
             for stage in self._stages:
                 out = stage.through(unit, out, batch.target)
         self._loss = out
+        self.on_forward = lambda layer: None  # a layer that the backward runs again makes no step
         return out.detach()
 
     def backward(self, partition: range) -> None:
@@ -110,7 +111,8 @@ class BatchPass:
         inputs = weights if len(partition) < len(self._layers) else None
         if loss.requires_grad:
             # Autograd has one thread per GPU, in which the hooks of all workers would block each other.
-            with self.stream(), torch.autograd.set_multithreading_enabled(self._stream is None):
+            alone, draws = torch.autograd.set_multithreading_enabled(self._stream is None), SeededDraws(self.number)
+            with self.stream(), alone, draws:
                 torch.autograd.backward(loss, inputs=inputs)
 
     def take(self, layer: Layer) -> list[Tensor | None]:

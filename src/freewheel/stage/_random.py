@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import cache, partial
-from typing import Any, NamedTuple
+from functools import cache, partial, wraps
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,16 +43,21 @@ class SeededDraws:
     """
 
     def __init__(self, *key: int) -> None:
-        self.used = False
+        self.used = False  # whether anything was drawn
+        self.saved: Literal["", "plain", "reentrant"] = ""  # the kind of checkpoint that has saved a generator's state
         self._key = key
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def generator(self, device: torch.device) -> torch.Generator:
         """Return the generator of a device."""
-        self.used = True
         if device not in self._generators:
             self._generators[device] = torch.Generator(device=device).manual_seed(seed_of(*self._key))
         return self._generators[device]
+
+    def drawn(self, device: torch.device) -> torch.Generator:
+        """Return the generator of a device, for a draw."""
+        self.used = True
+        return self.generator(device)
 
     def __enter__(self) -> SeededDraws:
         self._outer = _active.draws
@@ -93,7 +98,48 @@ def _registered() -> _Registered:
         op = getattr(packet, schema.overload_name or "default")
         if torch.Tag.nondeterministic_seeded in op.tags and (kernel := _kernel(op, names)):
             library.impl(op, partial(kernel, op), _KEY)
+    _share_states()
     return _Registered(torch._C._dispatch_key_parse(_KEY), (others, library))  # pyright: ignore
+
+
+def _share_states() -> None:
+    """Let `torch.get_rng_state` and `torch.set_rng_state` be about the thread's own generators inside `SeededDraws`.
+
+    `torch.utils.checkpoint` saves the state in the forward, and sets it when the backward runs the forward again.
+    """
+    for module, kind in ((torch, "cpu"), (torch.random, "cpu"), (torch.cuda, "cuda"), (torch.cuda.random, "cuda")):
+        vars(module)["get_rng_state"] = _reader(module.get_rng_state, kind)
+        vars(module)["set_rng_state"] = _writer(module.set_rng_state, kind)
+
+
+def _reader(read: Callable[..., Tensor], kind: str) -> Callable[..., Tensor]:
+    @wraps(read)
+    def reads(device: Any = kind) -> Tensor:
+        if _active.draws is None:
+            return read() if kind == "cpu" else read(device)
+        # A reentrant checkpoint is an autograd.Function, whose forward runs without gradients.
+        _active.draws.saved = "plain" if torch.is_grad_enabled() else "reentrant"
+        return _active.draws.generator(_placed(device)).get_state()
+
+    return reads
+
+
+def _writer(write: Callable[..., None], kind: str) -> Callable[..., None]:
+    @wraps(write)
+    def writes(new_state: Tensor, device: Any = kind) -> None:
+        if _active.draws is not None:
+            _active.draws.generator(_placed(device)).set_state(new_state)
+        elif kind == "cpu":
+            write(new_state)
+        else:
+            write(new_state, device)
+
+    return writes
+
+
+def _placed(device: Any) -> torch.device:
+    """Return a device with its number, as tensors have it."""
+    return torch.device("cpu") if device == "cpu" else torch.empty(0, device=device).device
 
 
 def _kernel(op: OpOverload, names: set[str]) -> Callable[..., Any] | None:
@@ -129,7 +175,7 @@ def _seeded(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     device = torch.device(known) if known is not None else torch.get_default_device()
     named = {name: value for name, value in given.items() if name != "self"}
     positional = [given["self"]] if "self" in given else []
-    return _plainly(op, *positional, **{**named, "generator": _active.draws.generator(device)})
+    return _plainly(op, *positional, **{**named, "generator": _active.draws.drawn(device)})
 
 
 def _dropout(op: OpOverload, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:

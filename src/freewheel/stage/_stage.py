@@ -48,6 +48,7 @@ class Stage(ABC):
         self.collects = False  # whether the weights hold the gradient of earlier batches
         self.retains = False  # whether to retain what a checkpoint needs
         self._draws = False  # whether the last forward has drawn random numbers
+        self._checkpoints = ""  # the kind of `torch.utils.checkpoint` that it has used
         self._edits = True  # whether the module changes its input in place, detected in the first forward of a run
         self._later_norms = torch.zeros(0)  # of the gradients of all later stages
         self._norm: Tensor | None = None  # over all stages, where clipping is global
@@ -95,14 +96,17 @@ class Stage(ABC):
 
     def _call(self, unit: Unit, x: Tree, target: Tree) -> Tree:
         """Run the module, and the loss after the last one, with the random numbers of this unit."""
-        batch, micro = unit
         dtype = self.config.autocast
         casts = torch.autocast(self.device.type, dtype=dtype) if dtype is not None else nullcontext()
-        key = self.config.seed, self.index, self.first_batch + batch, self.first_micro_batch + micro
-        with casts, SeededDraws(*key) as draws:
+        with casts, self._draws_of(unit) as draws:
             out = self._plain_call(x, target)
-        self._draws = draws.used
+        self._draws, self._checkpoints = draws.used, draws.saved
         return out
+
+    def _draws_of(self, unit: Unit) -> SeededDraws:
+        """Return the random numbers of a unit."""
+        batch, micro = unit
+        return SeededDraws(self.config.seed, self.index, self.first_batch + batch, self.first_micro_batch + micro)
 
     def _plain_call(self, x: Tree, target: Tree) -> Tree:
         out = self.module(x)

@@ -16,9 +16,14 @@ import torch
 from torch import Tensor, nn
 
 Tensors = Sequence[Tensor]
+Slot = tuple[Any, Any]  # a list or dict, and the index or key of an item
 OTHER_GRAPH = (
     "a replayed forward saves other tensors than the first time: under weights='current', a module whose graph depends "
     "on its values cannot resume from a checkpoint with batches in flight"
+)
+RUNS_AGAIN = (
+    "torch.utils.checkpoint runs a module again in the backward, but under weights='current' the weights of its "
+    "forward are gone: use a method that keeps them, such as 'pipedream', or leave checkpointing out"
 )
 
 
@@ -26,16 +31,30 @@ class WeightVersions(ABC):
     """The trainable weights of a stage and their versions."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.live: list[nn.Parameter] = [p for p in module.parameters() if p.requires_grad]
+        self._named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self.live: list[nn.Parameter] = [p for _, p in self._named]
         self.saved: list[Any] | None = None  # collects the tensors that autograd saves, for checkpoints
 
     @abstractmethod
     def forward(self, version: int) -> AbstractContextManager[Tensors]:
         """Run forwards of this version inside the context; its value is the weights to differentiate by."""
 
-    def backward(self) -> AbstractContextManager[object]:
-        """Run a backward of an earlier forward inside the context."""
+    def backward(self, version: int) -> AbstractContextManager[object]:
+        """Run a backward of an earlier forward of this version inside the context."""
         return nullcontext()
+
+    def check(self, leaves: Sequence[Tensor], weights: Tensors, stage: int) -> None:
+        """Reject a graph with live weights among its leaves, other than the weights to differentiate by."""
+        known, own = {id(w) for w in weights}, {id(p): name for name, p in self._named}
+        for leaf in leaves:
+            if id(leaf) in own and id(leaf) not in known:
+                raise ValueError(
+                    f"stages[{stage}] uses its parameter {own[id(leaf)]!r} through a variable other than an attribute, "
+                    "a list or a dict of a module: a late stage runs on copies of its weights; use the attribute"
+                )
+
+    def check_replayable(self) -> None:  # noqa: B027
+        """Reject forwards that the backward runs again, if the weights of the forward are gone by then."""
 
     def release(self, version: int) -> None:  # noqa: B027
         """Release one graph of this version."""
@@ -89,15 +108,20 @@ class Stash(WeightVersions):
         """Run the module on this version's copy, which the first forward makes."""
         copy, users = self._held.get(version) or (self._copy(), 0)
         self._held[version] = (copy, users + 1)
-        for slots, tensor in zip(self._slots, copy):
-            for parameters, name in slots:
-                parameters[name] = tensor
-        try:
+        with self._in_place(copy):
             yield copy
+
+    def backward(self, version: int) -> AbstractContextManager[object]:
+        """Put the version's copy in place, too: a backward may run modules again."""
+        return self._in_place(self._held[version][0])
+
+    @contextmanager
+    def _in_place(self, copy: Tensors) -> Iterator[None]:
+        _fill(self._slots, copy)
+        try:
+            yield
         finally:
-            for slots, tensor in zip(self._slots, self.live):
-                for parameters, name in slots:
-                    parameters[name] = tensor
+            _fill(self._slots, self.live)
 
     def release(self, version: int) -> None:
         """Recycle the copy once no graph needs it."""
@@ -126,7 +150,8 @@ class Stash(WeightVersions):
 
     def restore(self, pending: dict[str, Any]) -> None:
         """Restore the copies; rebuilt graphs are counted as they use them."""
-        held = {v: [t.requires_grad_() for t in copy] for v, copy in pending["held"].items()}
+        pairs = {version: zip(copy, self.live) for version, copy in pending["held"].items()}
+        held = {version: [_hooked(t.requires_grad_(), p) for t, p in each] for version, each in pairs.items()}
         self._held = {version: (copy, 0) for version, copy in held.items()}
         self._before, self._now = list(pending["before"]), list(pending["now"])
 
@@ -135,7 +160,7 @@ class Stash(WeightVersions):
             copy = self._spare.pop()
             _copy_all(copy, self.live)
         else:
-            copy = [p.detach().clone().requires_grad_() for p in self.live]
+            copy = [_hooked(p.detach().clone().requires_grad_(), p) for p in self.live]
         if self._predict:
             with torch.no_grad():
                 for tensor, now, before in zip(copy, self._now, self._before):
@@ -154,6 +179,7 @@ class Current(WeightVersions):
     def __init__(self, module: nn.Module, corrected: Callable[[Tensors], Tensors] = lambda weights: weights) -> None:
         super().__init__(module)
         self._corrected = corrected
+        self._slots = _slots(module, self.live)
         self._spans: dict[int, list[tuple[range, int]]] = {}  # storage -> the span of each weight in it
         for i, p in enumerate(self.live):
             start = int(p.storage_offset())
@@ -169,14 +195,20 @@ class Current(WeightVersions):
             yield self.live
 
     @contextmanager
-    def backward(self) -> Iterator[None]:
-        """Resolve the handles to the newest weights."""
+    def backward(self, version: int) -> Iterator[None]:
+        """Resolve the handles to the newest weights; a module that is run again would not find those of its forward."""
         with torch.no_grad():
             self._seen = self._corrected(self.live)
+        _fill(self._slots, [_Gone()] * len(self.live))
         try:
             yield
         finally:
             self._seen = self.live
+            _fill(self._slots, self.live)
+
+    def check_replayable(self) -> None:
+        """Reject all."""
+        raise ValueError(RUNS_AGAIN)
 
     @contextmanager
     def replaying(self, saved: Sequence[Any]) -> Iterator[None]:
@@ -212,6 +244,17 @@ class Current(WeightVersions):
         return weight.as_strided(size, stride, weight.storage_offset() + offset)
 
 
+class _Gone:
+    """Stands for a weight whose value at the forward is gone, and refuses every use."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(RUNS_AGAIN)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise ValueError(RUNS_AGAIN)
+
+
 class _Packed(NamedTuple):
     """A saved tensor; or a view of a weight, by the weight's index and the view's size, stride and offset."""
 
@@ -237,11 +280,28 @@ def _copy_all(targets: Tensors, sources: Tensors) -> None:
             torch._foreach_copy_(list(targets), list(sources))  # pyright: ignore[reportPrivateImportUsage]
 
 
-def _slots(module: nn.Module, live: Sequence[nn.Parameter]) -> list[list[tuple[dict, str]]]:
-    """Return, for each weight, every slot of the module tree that holds it."""
-    slots: dict[int, list[tuple[dict, str]]] = {id(p): [] for p in live}
+def _slots(module: nn.Module, live: Sequence[nn.Parameter]) -> list[list[Slot]]:
+    """Return, for each weight, every slot of the module tree that holds it, in plain lists and dicts, too."""
+    slots: dict[int, list[Slot]] = {id(p): [] for p in live}
     for child in module.modules():
-        for name, parameter in child._parameters.items():
-            if id(parameter) in slots:
-                slots[id(parameter)].append((child._parameters, name))
+        lists = [value for value in vars(child).values() if type(value) is list]
+        dicts = [child._parameters, *(value for value in vars(child).values() if type(value) is dict)]
+        for holder, items in [*((d, d.items()) for d in dicts), *((each, enumerate(each)) for each in lists)]:
+            for key, value in items:
+                if id(value) in slots:
+                    slots[id(value)].append((holder, key))
     return [slots[id(p)] for p in live]
+
+
+def _fill(slots: Sequence[Sequence[Slot]], tensors: Sequence[Any]) -> None:
+    """Put a tensor into the slots of each weight."""
+    for places, tensor in zip(slots, tensors):
+        for holder, key in places:
+            holder[key] = tensor
+
+
+def _hooked(copy: Tensor, weight: nn.Parameter) -> Tensor:
+    """Give a copy the gradient hooks of its weight."""
+    for hook in (weight._backward_hooks or {}).values():
+        copy.register_hook(hook)
+    return copy

@@ -1,0 +1,91 @@
+"""Autograd graphs of a stage's forwards: what is stored of them, what they contain, and their backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from freewheel.corrections import Gradients
+from freewheel.stage import Tree
+
+Cotangents = Sequence[tuple[Tensor, Tensor | None]]  # outputs, each with its gradient; None for the loss
+
+
+class Graph(NamedTuple):
+    """The autograd graph of a forward, pending its backward."""
+
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    gradient_slots: list[int | None]  # for each output, the index of its gradient; None for the loss
+    weights: Sequence[Tensor]
+    version: int
+
+
+class StoredInput(NamedTuple):
+    """The arguments of a forward that will be recomputed."""
+
+    inputs: Tree
+    target: Tree
+    share: float
+
+
+class Retained(NamedTuple):
+    """What a checkpoint needs to rebuild the graph of a late stage."""
+
+    inputs: Tree
+    target: Tree
+    share: float
+    buffers: list[Tensor]  # before the forward
+    saved: list[Any]  # by autograd, under `weights="current"`
+
+
+class Contents(NamedTuple):
+    """What a graph contains."""
+
+    leaves: list[Tensor]  # that need a gradient
+    reentrant: bool  # whether there is a `torch.utils.checkpoint` with `use_reentrant=True`
+
+
+def contents(outputs: Sequence[Tensor]) -> Contents:
+    """Walk the graph of these outputs.
+
+    Example:
+        >>> weight = torch.ones(2, requires_grad=True)
+        >>> contents([(weight * 2).sum()]).leaves[0] is weight
+        True
+    """
+    pending: list[Any] = [t.grad_fn for t in outputs]
+    seen, leaves, reentrant = set(), [], False
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        reentrant = reentrant or node.name() == "CheckpointFunctionBackward"
+        leaf = getattr(node, "variable", None)
+        leaves += [leaf] if leaf is not None else []
+        pending += [function for function, _ in node.next_functions]
+    return Contents(leaves, reentrant)
+
+
+def differentiate(pairs: Cotangents, wanted: Sequence[Tensor], *, accumulate: bool = False) -> Gradients:
+    """Return the gradients of the wanted tensors, None for those that the outputs do not depend on.
+
+    With `accumulate`, they are collected as `backward()` does it, which reentrant checkpoints need.
+    """
+    if not pairs or not wanted:
+        return [None] * len(wanted)
+    outputs, gradients = [t for t, _ in pairs], [g for _, g in pairs]
+    if not accumulate:
+        return torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)  # pyright: ignore
+    before = [t.grad for t in wanted]
+    for t in wanted:
+        t.grad = None
+    torch.autograd.backward(outputs, gradients)  # pyright: ignore[reportArgumentType]
+    found = [t.grad for t in wanted]
+    for t, gradient in zip(wanted, before):
+        t.grad = gradient
+    return found
