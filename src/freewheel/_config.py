@@ -57,6 +57,8 @@ class RunConfig:
         interface: The network interface of gloo's sockets, such as `eth0`; loopback by default on one host.
         replicas: Copies of the pipeline that learn together, each from its own shard of every batch; see
             docs/replicas.md.
+        check: Whether to compare, on copies and a few samples of the first batch of each fit, what the stages compute
+            with what the network computes as a whole; see docs/own_model.md.
         slow: Simulated stragglers: `{1: (0.3, 0.5)}` makes 30 % of the batches take 50 % longer at stage 1, drawn from
             the seed; never changes the result.
     """
@@ -81,6 +83,7 @@ class RunConfig:
     interface: str | None = None
     replicas: int = 1
     slow: Stragglers | None = None
+    check: bool = True
 
     def __post_init__(self) -> None:
         one_of("transport", self.transport, TRANSPORTS)

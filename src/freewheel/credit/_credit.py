@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from freewheel._compare import far_apart, norm
 from freewheel.plan import PlanCredit
 from freewheel.stage import Blueprint, Stage
 
 if TYPE_CHECKING:
     from freewheel.methods import Pipeline
+
+NEGLIGIBLE = 1e-3  # a gradient smaller than this, beside those of all parameters, may be rounding
 
 
 class Credit(PlanCredit, ABC):
@@ -42,6 +45,7 @@ class Credit(PlanCredit, ABC):
         frozenset()
     """
 
+    exact: ClassVar[bool] = False  # whether its gradients are those of backpropagation at the forward's weights
     family: ClassVar[str]  # for the compatibility of corrections: `chain`, `forward`, `feedback` or its own name
 
     @abstractmethod
@@ -65,6 +69,26 @@ class Credit(PlanCredit, ABC):
     def bind(self, modules: Sequence[nn.Module]) -> Credit:
         """Return this credit with the properties of the network that it needs."""
         return self
+
+    def probe(self) -> Credit:
+        """Return the credit whose gradients the check of the first batch compares, by default this one."""
+        return self
+
+    def wrong_gradient(
+        self, ours: Sequence[Tensor | None], plain: Sequence[Tensor | None], *, coarse: bool
+    ) -> tuple[int, str] | None:
+        """Return the first parameter whose gradient cannot be right, given plain PyTorch's, and what is wrong with it.
+
+        By default that is one without a gradient, or with another one if the credit is exact. `coarse` is whether they
+        were computed in low precision.
+        """
+        scale = NEGLIGIBLE * norm(plain)
+        for i, (a, b) in enumerate(zip(ours, plain)):
+            if a is None and b is not None and b.any():
+                return i, "is missing, but not"
+            if self.exact and a is not None and far_apart(a, torch.zeros_like(a) if b is None else b, scale, coarse):
+                return i, "is not the one found"
+        return None
 
     def settings(self) -> dict[str, Any]:
         """Return the options that must match to resume batches in flight, as plain data."""

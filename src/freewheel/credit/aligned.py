@@ -32,6 +32,7 @@ class Aligned(FeedbackOptions, Chain):
     """
 
     name: ClassVar[str] = "aligned"
+    exact: ClassVar[bool] = False
 
     layers: tuple[StageLayers, ...] = field(default=(), repr=False, compare=False)
 

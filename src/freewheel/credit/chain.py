@@ -24,6 +24,7 @@ class Chain(Credit):
     """
 
     name: ClassVar[str] = "chain"
+    exact: ClassVar[bool] = True
     family: ClassVar[str] = "chain"
 
     def check(self, pipeline: Pipeline) -> None:

@@ -6,12 +6,14 @@ update.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from freewheel._compare import far_apart
 from freewheel.credit._credit import Credit
 from freewheel.credit._forward_stage import DERIVATIVE, ForwardStage, parameter_names
 from freewheel.plan import Action, Message, Op, Schedule, forward_only
@@ -93,6 +95,32 @@ class Forward(TangentOptions, Credit):
         """Reject name patterns of the scale that match no parameter."""
         check_patterns(self.scale, epochs, [names for stage in stages for names in parameter_names(stage.blueprint)])
 
+    def probe(self) -> Forward:
+        """Return this credit with known tangents, so that its derivative can be compared."""
+        if self.perturb != "weights" or self.each != "batch":
+            return self
+        return replace(self, tangents=1, direction=waves, scale=1.0, compile=False)
+
+    def wrong_gradient(
+        self, ours: Sequence[Tensor | None], plain: Sequence[Tensor | None], *, coarse: bool
+    ) -> tuple[int, str] | None:
+        """Compare the directional derivative, where the tangents are known."""
+        if self.direction is not waves:
+            return None
+        known = [(i, g, wave(g)) for i, g in enumerate(plain) if g is not None]
+        terms = torch.stack([(g.conj() * u).real.sum().cpu() for _, g, u in known] or [torch.zeros(())])
+        for i, g, u in known:
+            ours_i = ours[i]
+            if ours_i is None and g.any():
+                return i, "is missing, but not"
+            if ours_i is None:
+                continue
+            square = u[ours_i != 0].abs().square().sum()  # padding has no tangent
+            derivative = (ours_i.conj() * u).real.sum() / square if square else square
+            if far_apart(derivative, terms.sum(), terms.norm().item(), coarse):
+                return i, "is that of another directional derivative than the one found"
+        return None
+
     def bind(self, modules: Sequence[nn.Module]) -> Forward:
         """Find the stages before recurrent layers."""
         recurs = [bool(recurrent_layers(module)) for module in modules]
@@ -101,3 +129,14 @@ class Forward(TangentOptions, Credit):
     def build(self, blueprint: Blueprint) -> Stage:
         """Build a `ForwardStage`."""
         return ForwardStage(blueprint, self)
+
+
+def waves(batch: int, stage: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tangents that anyone can compute from the shapes of the weights; see `TangentOptions.direction`."""
+    return {name: wave(weight) for name, weight in weights.items()}
+
+
+def wave(like: Tensor) -> Tensor:
+    """Return the tangent of a weight."""
+    values = torch.arange(like.numel(), device=like.device, dtype=torch.float32).cos()
+    return values.view(like.shape).to(like.dtype)

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from freewheel.runtime._channels import ClosedError
@@ -65,7 +66,7 @@ class Feed:
         start: Start = START,
         remember: Callable[[], Any] | None = None,
     ) -> None:
-        self._source = _batches(loader, epochs, read or Reader().batch, start, self._begin)
+        self._source: Iterator[Batch] = _batches(loader, epochs, read or Reader().batch, start, self._begin)
         self._on_batch = on_batch
         self._remember = remember
         self._start = start
@@ -83,6 +84,13 @@ class Feed:
     def announced(self) -> int:
         """The number of batches announced."""
         return self._announced
+
+    def peek(self) -> Batch | None:
+        """Return the next batch without announcing it; `pull` returns it again."""
+        batch = next(self._source, None)
+        if batch is not None:
+            self._source = chain([batch], self._source)
+        return batch
 
     def pull(self) -> Batch | None:
         """Announce and return the next batch; None when there is none or `stop` was called."""

@@ -113,6 +113,8 @@ class Fit:
         with writing, self._bar, seeded(spec.seed), interruptible:
             if spec.checkpoint:
                 recall(self._request.loader, spec.checkpoint.generators())
+            elif config.check:
+                self._setup.check(self._feed.peek(), spec.before)
             outcome = runner(run)
         return self._conclude(outcome)
 

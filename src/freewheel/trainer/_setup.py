@@ -13,13 +13,15 @@ from torch import nn
 from freewheel._config import RunConfig, check_stragglers
 from freewheel._cores import share
 from freewheel._errors import of_type, one_of, unknown
+from freewheel.check import check_network
 from freewheel.corrections import Correction
 from freewheel.credit import Credit
 from freewheel.methods import Method, method as find_method
 from freewheel.plan import Plan, Schedule
-from freewheel.runtime import RUNTIMES
+from freewheel.runtime import RUNTIMES, Batch, Before
 from freewheel.split import borrowed
 from freewheel.stage import Blueprint, StageOptions, blueprints
+from freewheel.trainer._callbacks import StageSequence
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -36,6 +38,13 @@ class Setup:
     plan: Plan | None  # None for a method that has none
     options: StageOptions
     blueprints: Sequence[Blueprint]  # of all stages, replica by replica
+    model: nn.Module  # the whole network
+
+    def check(self, batch: Batch | None, before: Before) -> None:
+        """Refuse a network whose stages compute something else than the whole."""
+        stages = self.blueprints[: self.options.schedule.stages]
+        if batch is not None:
+            check_network(self.model, stages, batch, before, sequential=isinstance(self.model, StageSequence))
 
 
 def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig) -> Setup:
@@ -55,7 +64,7 @@ def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig) ->
     _check_together(config, schedule, pipeline.corrections)
     plan = Plan.build(schedule, settled(schedule)) if method.planned else None
     options = StageOptions(schedule=schedule, corrections=tuple(pipeline.corrections), config=config.for_workers())
-    return Setup(config, threads, method, plan, options, blueprints(modules, model, options))
+    return Setup(config, threads, method, plan, options, blueprints(modules, model, options), model)
 
 
 def settled(schedule: Schedule) -> int:
