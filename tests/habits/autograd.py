@@ -292,7 +292,8 @@ HABITS = [
         | refuse(NOT_A_STACK, "dfa"),
     ),
     Habit("recurrent layers", lstm, refuse("is a Recurrent: feedback supports", *FEEDBACK)),
-    Habit("dropout that begins later", dropout_that_begins_later, plain=None),
+    # It counts its forwards, and these methods have two for each batch.
+    Habit("dropout that begins later", dropout_that_begins_later, refuse("not the one found", "fr", "dsp"), plain=None),
     Habit("stochastic depth", stochastic_depth, refuse(NOT_A_STACK, "dfa"), plain=None),
     Habit("noise on activations", noise, plain=None),
     Habit("gumbel softmax", gumbel_softmax, plain=None),

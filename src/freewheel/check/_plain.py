@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from freewheel._config import RunConfig
-from freewheel._seeds import seed_of
 from freewheel._trees import tensors_of
 from freewheel.check._copies import Network, Samples
 from freewheel.stage import SeededDraws, homes, to_device
@@ -69,7 +68,7 @@ class Plain:
         batch, micro = unit
         last = len(self.network.stages) - 1
         for k, (stage, device) in enumerate(zip(self.network.stages, self._devices)):
-            draws = SeededDraws(seed_of(self._config.seed, k, self._first_batch + batch, micro))
+            draws = SeededDraws(self._config.seed, k, self._first_batch + batch, micro)
             with torch.enable_grad(), self._casts(device), draws, _own_generators(f"stages[{k}]"):
                 x = stage(to_device(x, device))
                 if k == last:

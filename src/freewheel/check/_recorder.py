@@ -27,7 +27,7 @@ class Recorder(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": 0.0})
         self.steps: list[dict[int, Tensor | None]] = []  # by the id of the parameter
         found = [p for group in self.param_groups for p in group["params"]]
-        self._nudges = [(p, nudge(p)) for p in found] if moves else []
+        self._nudges = [(p, nudge(p)) for p in found if p.requires_grad] if moves else []
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # pyright: ignore
         """Record the gradients."""
