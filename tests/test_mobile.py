@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import freewheel as fw
 from freewheel import models
 from spread import spread
+from vision import declare_operators
 
 MOBILE = ("mobilenet-v2", "efficientnet-lite0")
 
@@ -216,15 +217,11 @@ QUARTERS = {
 
 @pytest.fixture(scope="module")
 def vision() -> Any:
-    """torchvision. One built for another device has no operators: those it asks for are declared, none is used."""
+    """torchvision."""
     if importlib.util.find_spec("torchvision") is None:
         pytest.skip("needs torchvision: pip install 'freewheel[vision]'")
-    try:
-        return importlib.import_module("torchvision")
-    except RuntimeError:
-        for name in ("torchvision::nms", "torchvision::qnms"):
-            torch.library.define(name, "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        return importlib.import_module("torchvision")
+    declare_operators()
+    return importlib.import_module("torchvision")
 
 
 @pytest.mark.parametrize("net", QUARTERS)
