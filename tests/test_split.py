@@ -215,6 +215,28 @@ class Choose(nn.Module):
         return self.yes(x) if x.sum() > 0 else self.no(x)
 
 
+class CausalEncoder(nn.Module):
+    """The encoder finds out by itself that its mask is causal."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.2, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 3, nn.LayerNorm(8)), nn.Linear(8, 2)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(5))
+
+    def forward(self, x):
+        return self.head(self.encoder(x, self.mask))
+
+
+class EncoderDecoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.both, self.head = nn.Transformer(8, 2, 2, 2, 12, dropout=0.2, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, source, target):
+        return self.head(self.both(source, target, tgt_mask=torch.ones(4, 4, dtype=torch.bool).triu(1)))
+
+
 def sequential():
     return nn.Sequential(nn.Linear(6, 6), nn.Sequential(Block(6), nn.ReLU(), nn.Sequential(Block(6))), nn.Linear(6, 2))
 
@@ -237,6 +259,8 @@ NETWORKS = {
     "optional": (TwoInputs, lambda n: (torch.randn(n, 3), torch.randn(n, 5), torch.randn(n, 1))),
     "modes": (Modes, lambda n: torch.randn(n, 6)),
     "constants": (Constants, lambda n: torch.randn(n, 3)),
+    "encoder": (CausalEncoder, lambda n: torch.randn(n, 5, 8)),
+    "encoder and decoder": (EncoderDecoder, lambda n: (torch.randn(n, 5, 8), torch.randn(n, 4, 8))),
     "untraceable": (Untraceable, lambda n: torch.randn(n, 3)),
     "sequential": (sequential, lambda n: torch.randn(n, 6)),
     "repeated": (repeated, lambda n: torch.randn(n, 6)),

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from freewheel.split._learned import learned
 from freewheel.split._line import Item, Line
 from freewheel.split._tied import Ownership
 
@@ -186,7 +187,9 @@ def _receive(line: Line, graph: fx.Graph, message: tuple[Item, ...]) -> dict[fx.
         graph.call_function(operator.getitem, (argument, i)) for i in range(len(message))
     ]  # fmt: skip
     received: dict[fx.Node, dict[tuple[Any, ...], fx.Node]] = {}
+    needs_gradient = learned(line)
     for item, value in zip(message, arrived):
+        value = value if item.node in needs_gradient else graph.call_method("detach", (value,))
         received.setdefault(item.node, {})[item.path] = value
     return {node: line.structures[node].assemble(leaves) for node, leaves in received.items()}
 

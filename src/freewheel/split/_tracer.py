@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import ParameterProxy
 
+from freewheel.split._transformer import CONTAINERS
 from freewheel.split._tree import container, entries, map_tensors, rebuild
 from freewheel.split._undisturbed import arguments, raised_by_signal, undisturbed
 
@@ -50,7 +51,7 @@ def hooked(module: nn.Module) -> bool:
 
 def is_layer(module: nn.Module) -> bool:
     """Whether a module is one call: a layer of PyTorch, or one with hooks."""
-    return hooked(module) or fx.Tracer().is_leaf_module(module, "")
+    return hooked(module) or (fx.Tracer().is_leaf_module(module, "") and type(module).forward not in CONTAINERS)
 
 
 class _ModelTracer(fx.Tracer):
@@ -72,6 +73,8 @@ class _ModelTracer(fx.Tracer):
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         depth = len(self.module_stack)
+        if type(m).forward in CONTAINERS:
+            forward = partial(CONTAINERS[type(m).forward], m)
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception as error:
@@ -112,7 +115,8 @@ class _ModelTracer(fx.Tracer):
         """Create one placeholder, and pass its entries as the arguments of the model."""
         self._find_names()
         args, kwargs = arguments(_entries_of(self.create_proxy("placeholder", "batch", (), {}), self.example))
-        return (lambda root: root_fn(root, *args, **kwargs)), [self.root]
+        forward: Any = CONTAINERS.get(root_fn, root_fn)
+        return (lambda root: forward(root, *args, **kwargs)), [self.root]
 
     def _find_names(self) -> None:
         named = chain(self.root.named_parameters(), self.root.named_buffers())

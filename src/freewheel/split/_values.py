@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from freewheel.split._modes import when
 from freewheel.split._structure import OneTensor, Plain, Structure, Unknown, structure_of
 from freewheel.split._trace import Traced
+from freewheel.split._transformer import canonical_mask, is_causal_mask, packed
 from freewheel.split._tree import holds_tensor, map_tensors, tensors
 from freewheel.split._undisturbed import undisturbed
 
@@ -156,10 +157,12 @@ def _inferred(traced: Traced, node: fx.Node, structures: dict[fx.Node, Structure
         return Plain()
     if name in ("getitem", "getattr"):
         return inputs[0]
-    if name in _PLAIN_METHODS or node.target is when:
+    if name in _PLAIN_METHODS or node.target in (when, is_causal_mask):
         return Plain()
     if node.op == "call_method" and inputs[0].plain:
         return Plain()
+    if node.target in (canonical_mask, packed):
+        return OneTensor()
     home = getattr(node.target, "__module__", None) or "torch"
     if node.op == "call_function" and home.split(".")[0] not in ("torch", "_operator", "builtins", "math"):
         return Unknown()
