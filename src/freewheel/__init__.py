@@ -63,12 +63,17 @@ from freewheel.split import Stages as Stages, split as split
 from freewheel.stage import Recurrent as Recurrent
 from freewheel.tangents import DISTRIBUTIONS as DISTRIBUTIONS, Distribution as Distribution, Transfer as Transfer
 from freewheel.trainer import (
+    BatchEnd as BatchEnd,
+    CSVLogger as CSVLogger,
+    EarlyStopping as EarlyStopping,
     Epoch as Epoch,
     EpochEnd as EpochEnd,
     History as History,
+    KeepBest as KeepBest,
     LayerUpdates as LayerUpdates,
     Score as Score,
     StageSequence as StageSequence,
+    TensorBoard as TensorBoard,
     Trainer as Trainer,
     alignment as alignment,
 )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from freewheel._errors import check_callable, number, of_type, one_of, whole_number
-from freewheel._metrics import Metric, accuracy
+from freewheel._metrics import EpochMetric, Metric, accuracy
 
 if TYPE_CHECKING:
     from freewheel.methods import Method
@@ -46,7 +46,8 @@ class RunConfig:
             list of them makes the input a tuple.
         targets: Likewise of the target.
         batch_dim: The dimension of the samples; 1 for sequences that come time first.
-        metric: Maps output and target to a number or None; accuracy by default if the target is a class.
+        metric: Maps output and target to a number or None; accuracy by default if the target is a class. Or anything
+            with `update`, `compute` and `reset`, such as a metric of torchmetrics; or a dict of several by name.
         threads: Intra-op threads per stage; the cores divided evenly by default. Results depend on it, and on no other
             property of the machine.
         slack: Extra length of the queues between stages; never changes the result.
@@ -75,7 +76,7 @@ class RunConfig:
     inputs: Parts | None = None
     targets: Parts | None = None
     batch_dim: int = 0
-    metric: Metric = accuracy
+    metric: Metric | Mapping[str, Metric] = accuracy
     threads: int | None = None
     slack: int = 0
     timeout: float = 300.0
@@ -87,8 +88,10 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         one_of("transport", self.transport, TRANSPORTS)
-        for name, value in (("loss", self.loss), ("metric", self.metric)):
-            check_callable(name, value, "give a function of the output and the target")
+        check_callable("loss", self.loss, "give a function of the output and the target")
+        for value in self.metric.values() if isinstance(self.metric, Mapping) else [self.metric]:
+            if not isinstance(value, EpochMetric):
+                check_callable("metric", value, "give a function of the output and the target")
         if self.scheduler is not None:
             check_callable("scheduler", self.scheduler, "give a factory, such as partial(StepLR, step_size=1000)")
         whole_number("replicas", self.replicas, least=1)

@@ -55,6 +55,9 @@ class Method(ABC):
     def check_run(self, config: RunConfig) -> None:  # noqa: B027
         """Reject a runtime or options that this method does not support."""
 
+    def check_batch_callbacks(self) -> None:  # noqa: B027
+        """Reject callbacks for batches."""
+
     def check_checkpoints(self, what: str) -> None:  # noqa: B027
         """Reject checkpoints during a fit; `what` names the request."""
 

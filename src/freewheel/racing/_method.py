@@ -97,6 +97,12 @@ class Racing(Method):
             if is_given:
                 raise ValueError(f"{name} with {self.name}: methods on shared weights do not support it; leave it out")
 
+    def check_batch_callbacks(self) -> None:
+        """Refused: batches have no order."""
+        raise ValueError(
+            f"batch_callbacks with {self.name}: its batches end in no fixed order; use callbacks, for whole epochs"
+        )
+
     def check_checkpoints(self, what: str) -> None:
         """Refuse checkpoints in the middle of a fit."""
         raise ValueError(

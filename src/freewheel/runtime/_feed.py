@@ -52,8 +52,8 @@ class Feed:
 
     A batch is announced once the one after it has been read, so that it is known whether its epoch ends there. The
     epoch of `start` is iterated from the beginning, and earlier batches are dropped. `read` makes a batch of its number
-    and what the loader gave. `on_batch` is called for each batch that is pulled, `remember` at the beginning of each
-    epoch; `place` returns its result.
+    and what the loader gave. It ends after `limit` batches. `on_batch` is called for each batch that is pulled,
+    `remember` at the beginning of each epoch; `place` returns its result.
     """
 
     def __init__(
@@ -62,11 +62,13 @@ class Feed:
         epochs: int,
         *,
         read: Callable[[int, Any], Batch] | None = None,
+        limit: int | None = None,
         on_batch: Callable[[], object] = lambda: None,
         start: Start = START,
         remember: Callable[[], Any] | None = None,
     ) -> None:
-        self._source: Iterator[Batch] = _batches(loader, epochs, read or Reader().batch, start, self._begin)
+        make = read or Reader().batch
+        self._source: Iterator[Batch] = _batches(loader, epochs, make, start, limit, self._begin)
         self._on_batch = on_batch
         self._remember = remember
         self._start = start
@@ -183,6 +185,7 @@ def _batches(
     epochs: int,
     read: Callable[[int, Any], Batch],
     start: Start,
+    limit: int | None,
     on_epoch: Callable[[int, int], object],
 ) -> Iterator[Batch]:
     number = start.first
@@ -192,6 +195,8 @@ def _batches(
         for item in loader:
             if pending is not None and pending.number >= start.batch:
                 yield pending
+                if number == limit:
+                    return
             pending = read(number, item)
             number += 1
             if number == start.batch and start.last not in ("", fingerprint(pending[1:3])):
@@ -210,3 +215,5 @@ def _batches(
                 f"{start.batch}, where the checkpoint is: give the loader that the run began with"
             )
         yield pending._replace(cut=True)
+        if number == limit:
+            return

@@ -44,6 +44,8 @@ class Snapshot:
     updates: int = 0  # since the cut before
     saved: tuple[File, ...] = ()  # for a checkpoint: the files that it has written
     replica: int = 0
+    step: bool = False  # whether it is the report of one update, with the loss of that batch alone
+    norm: Tensor | None = None  # of the gradient, for a report
     layers: dict[str, tuple[int, int, float]] = field(default_factory=dict)  # of races: updates begun, done, staleness
 
     @property
@@ -73,7 +75,7 @@ class Interpreter:
     ) -> None:
         self.stage, self._feed, self._spec, self._on_snapshot = stage, feed, spec, on_snapshot
         self._writer = spec.writer
-        stage.retains = spec.writer is not None
+        stage.retains, stage.measures = spec.writer is not None, spec.norms
         self._inputs = ends[input_name(stage.replica)] if stage.index == 0 else None
         self._targets = ends.get(target_name(stage.replica, stage.index))
         self._links = links_of(stage, ends)
@@ -179,6 +181,8 @@ class Interpreter:
     def _after(self, batch: int) -> None:
         """Take a snapshot where a cut is due, and where a checkpoint is."""
         ends = self._feed.is_cut(batch)
+        if self._spec.steps:
+            self._on_snapshot(self._report(batch))
         if ends:
             self._on_snapshot(self.snapshot(batch + 1, until=batch + 1))
         if self._writer is not None and self._writer.due(batch + 1, epoch_ends=ends):
@@ -230,6 +234,13 @@ class Interpreter:
         taken = Snapshot(stage.index, batches, *counts, copy, self._updates, replica=stage.replica)
         self._busy, self._gaps, self._updates = 0.0, 0, 0
         return taken
+
+    def _report(self, batch: int) -> Snapshot:
+        """The report of an update."""
+        stage, losses = self.stage, self._losses.of(batch)
+        return Snapshot(
+            stage.index, batch + 1, 0.0, 0, losses, replica=stage.replica, step=True, norm=stage.gradient_norm
+        )
 
     def _save(self, writer: CheckpointWriter, batches: int) -> Snapshot:
         """Write the stage and what it has in flight after its update number `batches` - 1; no other stage waits."""

@@ -30,6 +30,10 @@ class Losses:
         self._found += [(batch, *loss) for loss in self._stage.losses]
         self._stage.losses = []
 
+    def of(self, batch: int) -> list[Loss]:
+        """The losses of one batch."""
+        return [(loss, size) for number, loss, size in self._found if number == batch]
+
     def split(self, batches: int | None) -> tuple[list[Loss], list[Dated]]:
         """The losses of the first `batches` batches (all by default), and later ones."""
         early = [(loss, size) for batch, loss, size in self._found if batches is None or batch < batches]

@@ -33,6 +33,11 @@ class Cut:
         """Whether this is a checkpoint, which every stage has written its file of."""
         return bool(self.snapshots[0].saved)
 
+    @property
+    def step(self) -> bool:
+        """Whether this is the report of one update."""
+        return self.snapshots[0].step
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -65,20 +70,20 @@ class Run:
         checkpoint = self.spec.checkpoint
         # Batches that each stage had before the run.
         self._fetched = checkpoint.forwarded if checkpoint else (0,) * self.schedule.stages
-        self._incomplete: dict[tuple[int, bool], list[Snapshot]] = {}
+        self._incomplete: dict[tuple[int, bool, bool], list[Snapshot]] = {}
         self._lock = threading.Lock()
         self.on_complete: Callable[[Cut], None] = lambda cut: None  # set by the runtime
 
     def collect(self, snapshot: Snapshot) -> None:
         """Add a stage's snapshot to its cut; the last one completes the cut."""
         with self._lock:
-            key = snapshot.batches, bool(snapshot.saved)
+            key = snapshot.batches, bool(snapshot.saved), snapshot.step
             snapshots = self._incomplete.setdefault(key, [])
             snapshots.append(snapshot)
             if len(snapshots) < self.size:
                 return
             del self._incomplete[key]
-        self.on_complete(cut_of(snapshots))
+            self.on_complete(cut_of(snapshots))  # before a later cut is complete
 
     def distribute(self, batch: Batch, senders: Mapping[str, Sender]) -> None:
         """Send each replica's shard to the stages that need it, unless they had it before the checkpoint."""

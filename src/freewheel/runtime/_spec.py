@@ -25,6 +25,8 @@ class RunSpec:
     states: bool  # whether cuts hold copies of the weights
     writer: CheckpointWriter | None  # writes the stages' files of checkpoints
     checkpoint: Checkpoint | None  # the one to resume from
+    steps: bool = False  # whether each stage reports every update
+    norms: bool = False  # with the norm of its gradient
 
     @property
     def start(self) -> Start:

@@ -47,6 +47,8 @@ class Stage(ABC):
         self.weights: WeightVersions = Live(self.module)
         self.collects = False  # whether the weights hold the gradient of earlier batches
         self.retains = False  # whether to retain what a checkpoint needs
+        self.measures = False  # whether to measure the norm of each gradient
+        self.gradient_norm: Tensor | None = None  # of the last update, before clipping
         self._draws = False  # whether the last forward has drawn random numbers
         self._checkpoints = ""  # the kind of `torch.utils.checkpoint` that it has used
         self._edits = True  # whether the module changes its input in place, detected in the first forward of a run
@@ -56,7 +58,7 @@ class Stage(ABC):
     def begin(self, batches_before: int, epochs_before: int) -> None:
         """Start a run with an empty pipeline, after this many batches and epochs in earlier runs."""
         self.first_batch, self.epoch, self.version, self.losses = batches_before, epochs_before, 0, []
-        self.weights = self._make_weights()
+        self.weights, self.gradient_norm = self._make_weights(), None
         self._edits = True
 
     def end(self) -> None:
@@ -142,6 +144,8 @@ class Stage(ABC):
         """Make the update of a batch."""
         if self.schedule.norms and self.index == 0:
             self._norm = torch.linalg.vector_norm(self._all_norms())
+        if self.measures:
+            self.gradient_norm = torch.linalg.vector_norm(self.norms())
         self._update()
 
     def _all_norms(self) -> Tensor:

@@ -1,6 +1,13 @@
 """The trainer: fit, evaluate, callbacks and history."""
 
 from freewheel.trainer._alignment import alignment as alignment
-from freewheel.trainer._callbacks import Callback as Callback, EpochEnd as EpochEnd, StageSequence as StageSequence
+from freewheel.trainer._callbacks import (
+    BatchEnd as BatchEnd,
+    Callback as Callback,
+    EpochEnd as EpochEnd,
+    StageSequence as StageSequence,
+)
 from freewheel.trainer._history import Epoch as Epoch, History as History, LayerUpdates as LayerUpdates, Score as Score
+from freewheel.trainer._loggers import CSVLogger as CSVLogger, TensorBoard as TensorBoard
+from freewheel.trainer._monitor import EarlyStopping as EarlyStopping, KeepBest as KeepBest
 from freewheel.trainer._trainer import Trainer as Trainer

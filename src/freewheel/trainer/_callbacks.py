@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,13 +33,42 @@ class EpochEnd:
     record: Epoch
     history: History
     stages: Sequence[nn.Module]
+    network: nn.Module
 
     def model(self) -> nn.Module:
-        """The network at the cut, in eval mode; it changes after the callback returns, so copy what is to be kept."""
-        return StageSequence(self.stages).eval()
+        """The network at the cut, in eval mode and with the names of its own parameters.
+
+        It changes after the callback returns, so copy what is to be kept.
+        """
+        return self.network.eval()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchEnd:
+    """What a callback for batches sees, once every stage has made its update with a batch.
+
+    Args:
+        step: The number of batches trained, earlier fits included.
+        epoch: The number of the epoch in this fit, from 0.
+        loss: The loss of the batch, from its forward.
+        samples: Its number of samples.
+        gradient_norms: The norm of each stage's gradient before clipping, where `gradient_norms` was asked for.
+    """
+
+    step: int
+    epoch: int
+    loss: float
+    samples: int
+    gradient_norms: tuple[float, ...] = ()
+
+    @property
+    def gradient_norm(self) -> float:
+        """The norm over all stages."""
+        return math.hypot(*self.gradient_norms)
 
 
 Callback = Callable[[EpochEnd], Any]
+BatchCallback = Callable[[BatchEnd], Any]
 
 
 def asks_to_stop(answer: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -10,31 +10,46 @@ import torch
 from torch import nn
 
 from freewheel._config import RunConfig
-from freewheel.runtime import Feed, Reader
+from freewheel._metrics import Meter
+from freewheel.runtime import Batch, Feed, Reader
 from freewheel.stage import homes, to_device
 from freewheel.trainer._history import Score
 
 
 def evaluate(modules: Sequence[nn.Module], loader: Iterable[Any], config: RunConfig) -> Score:
     """Run the stages one after the other, in eval mode and without gradients."""
-    feed = Feed(loader, 1, read=Reader.of(config).batch)
     total, samples = 0.0, 0
-    scores: list[float] = []
-    devices = homes(modules)
-    with torch.no_grad(), eval_mode(modules):
-        while (batch := feed.pull()) is not None:
-            out, target = batch.x, to_device(batch.target, devices[-1])
+    meter = Meter(config.metric)
+    device = homes(modules)[-1]
+    for batch, out in _outputs(modules, loader, config, Reader.of(config).batch):
+        target = to_device(batch.target, device)
+        with torch.no_grad(), casting(config, device):
+            loss = config.loss(out, target)
+        with torch.no_grad():
+            meter.update(out, target, batch.size)
+        total += float(loss) * batch.size
+        samples += batch.size
+    metrics = meter.compute()
+    return Score(loss=total / samples, metric=next(iter(metrics.values()), None), samples=samples, metrics=metrics)
+
+
+def predict(modules: Sequence[nn.Module], loader: Iterable[Any], config: RunConfig) -> list[Any]:
+    """Return the output of each batch, on the CPU."""
+    outputs = _outputs(modules, loader, config, Reader.of(config).input)
+    return [to_device(out, torch.device("cpu")) for _, out in outputs]
+
+
+def _outputs(
+    modules: Sequence[nn.Module], loader: Iterable[Any], config: RunConfig, read: Callable[[int, Any], Batch]
+) -> Iterator[tuple[Batch, Any]]:
+    feed, devices = Feed(loader, 1, read=read), homes(modules)
+    while (batch := feed.pull()) is not None:
+        out = batch.x
+        with torch.no_grad(), eval_mode(modules):
             for module, device in zip(modules, devices):
                 with casting(config, device):
                     out = module(to_device(out, device))
-            with casting(config, devices[-1]):
-                loss = config.loss(out, target)
-            total += float(loss) * batch.size
-            score = config.metric(out, target)
-            if score is not None:
-                scores.append(float(score) * batch.size)
-            samples += batch.size
-    return Score(loss=total / samples, metric=sum(scores) / samples if scores else None, samples=samples)
+        yield batch, out
 
 
 def casting(config: RunConfig, device: torch.device) -> AbstractContextManager[object]:

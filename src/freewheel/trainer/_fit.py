@@ -8,14 +8,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from freewheel._errors import of_type, whole_number
+from torch import nn
+
 from freewheel._malloc import keep_freed_memory
 from freewheel._seeds import seed_of
 from freewheel.checkpoint import Checkpoint, CheckpointWriter, FitPosition
@@ -34,33 +34,12 @@ from freewheel.runtime import (
     seeded,
 )
 from freewheel.stage import Stage, load_tensors
-from freewheel.trainer._callbacks import Callback, EpochEnd, asks_to_stop
+from freewheel.trainer._callbacks import BatchEnd, EpochEnd, StageSequence, asks_to_stop
 from freewheel.trainer._evaluate import evaluate
 from freewheel.trainer._history import Epoch, History, LayerUpdates, mean_loss
 from freewheel.trainer._progress import ProgressBar
+from freewheel.trainer._request import FitRequest
 from freewheel.trainer._setup import Setup
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitRequest:
-    """The arguments of `Trainer.fit`."""
-
-    loader: Iterable[Any]
-    epochs: int
-    validate: Iterable[Any] | None
-    callbacks: Sequence[Callback]
-    progress: bool | None
-    save_to: str | Path | None
-    save_every: object
-
-    def __post_init__(self) -> None:
-        whole_number("epochs", self.epochs, least=1)
-        kind = type(self.loader).__name__
-        if not isinstance(self.loader, Iterable):
-            raise TypeError(f"loader is a {kind}: give something that can be iterated, of (input, target) pairs")
-        for callback in of_type("callbacks", self.callbacks, Sequence, "give a list of functions of an EpochEnd"):
-            if not callable(callback):
-                raise TypeError(f"callbacks holds {callback!r}: give functions of an EpochEnd")
 
 
 class Fit:
@@ -76,19 +55,33 @@ class Fit:
         resumed: Checkpoint | None,
     ) -> None:
         self._setup, self._stages, self._request, self._writer = setup, stages, request, writer
-        self._modules = [stage.module for stage in stages]
-        self._watched = request.validate is not None or bool(request.callbacks)
-        self._shadows = copy.deepcopy(self._modules) if self._watched else []
+        watched = request.validate is not None or bool(request.callbacks)
+        modules = [stage.module for stage in stages] if watched else []
+        self._shadow, self._shadows = _copied(setup.model, modules)
         seed = seed_of(setup.config.seed, before.batches)
-        self._spec = RunSpec(seed=seed, before=before, states=self._watched, writer=writer, checkpoint=resumed)
+        self._spec = RunSpec(
+            seed=seed,
+            before=before,
+            states=watched,
+            writer=writer,
+            checkpoint=resumed,
+            steps=bool(request.batch_callbacks),
+            norms=bool(request.batch_callbacks) and request.gradient_norms,
+        )
         start = self._spec.start
         self._silent = not RUNTIMES[setup.config.runtime].leads
         shown = False if self._silent else request.progress
-        self._bar = ProgressBar(request.loader, request.epochs, done=start.batch, enabled=shown)
+        self._bar = ProgressBar(request.loader, request.epochs, request.max_steps, done=start.batch, enabled=shown)
         remembers = partial(remember, request.loader) if writer else None
         read = Reader.of(setup.config, request.loader).batch
         self._feed = Feed(
-            request.loader, request.epochs, read=read, on_batch=self._bar.advance, start=start, remember=remembers
+            request.loader,
+            request.epochs,
+            read=read,
+            limit=request.max_steps,
+            on_batch=self._bar.advance,
+            start=start,
+            remember=remembers,
         )
         self._history = History.from_dict(resumed.position.history) if resumed else History()
         seconds = resumed.position.seconds if resumed else 0.0
@@ -119,6 +112,8 @@ class Fit:
         return self._conclude(outcome)
 
     def _on_cut(self, cut: Cut) -> bool:
+        if cut.step:
+            return self._batch_end(cut)
         if self._writer and cut.saved:
             files = [file for snapshot in cut.snapshots for file in snapshot.saved]
             self._writer.complete(files, *self._position(cut.batches, cut.time))
@@ -126,6 +121,20 @@ class Fit:
         # Scoring must not draw from the generators of the feed: when it happens depends on timing.
         with seeded(seed_of(self._setup.config.seed, self._spec.before.batches, cut.batches)):
             return self._epoch_end(cut)
+
+    def _batch_end(self, cut: Cut) -> bool:
+        """Call the callbacks for batches; none of them can end the training, which stages have gone on with."""
+        loss, samples = mean_loss(cut.snapshots[-1].losses)
+        step, norms = self._spec.before.batches + cut.batches, [snapshot.norm for snapshot in cut.snapshots]
+        found = tuple(float(norm) for norm in norms if norm is not None)
+        end = BatchEnd(step=step, epoch=len(self._history.epochs), loss=loss, samples=samples, gradient_norms=found)
+        for callback in self._request.batch_callbacks:
+            if asks_to_stop(callback(end)):
+                raise TypeError(
+                    "a callback for batches returned True: later batches are under way by then, so only callbacks for "
+                    "epochs end a training; give fit max_steps to end it after a number of batches"
+                )
+        return False
 
     def _epoch_end(self, cut: Cut) -> bool:
         """Score and record an epoch, and call the callbacks; return whether one of them ends the training."""
@@ -142,7 +151,7 @@ class Fit:
             record = replace(record, validation=score)
         self._history.epochs.append(record)
         self._bar.epoch(record)
-        end = EpochEnd(record=record, history=self._history, stages=self._shadows)
+        end = EpochEnd(record=record, history=self._history, stages=self._shadows, network=self._shadow)
         return any([asks_to_stop(callback(end)) for callback in self._request.callbacks])  # noqa: C419, every one is called
 
     def _conclude(self, outcome: Outcome) -> History:
@@ -186,6 +195,18 @@ class Fit:
         if outcome.stopped_at is None and rest is not None and rest.snapshots[-1].losses:
             epochs.append(replace(_record(rest, self._history, since=self._since), complete=False))
         return History(epochs=epochs, interrupted=self._feed.stopped, stopped=outcome.stopped_at is not None)
+
+
+def _copied(model: nn.Module, modules: Sequence[nn.Module]) -> tuple[nn.Module, list[nn.Module]]:
+    """Copy the stages, and the model around them; a model that cannot be copied is the stages in a row."""
+    if not modules:
+        return model, []
+    try:
+        network, copies = copy.deepcopy((model, list(modules)))
+    except (RuntimeError, TypeError):
+        copies = copy.deepcopy(list(modules))
+        network = StageSequence(copies)
+    return network, copies
 
 
 def _record(cut: Cut, history: History, *, since: float) -> Epoch:

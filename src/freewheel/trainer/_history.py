@@ -9,11 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What a network scored on a loader."""
+    """What a network scored on a loader: its mean loss, its first metric, and all metrics by name."""
 
     loss: float
     metric: float | None
     samples: int
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,23 @@ class ProgressBar:
     terminal.
     """
 
-    def __init__(self, loader: Iterable[Any], epochs: int, *, done: int = 0, enabled: bool | None) -> None:
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        epochs: int,
+        max_steps: int | None = None,
+        *,
+        done: int = 0,
+        enabled: bool | None,
+    ) -> None:
         self._enabled = sys.stderr.isatty() if enabled is None else enabled
         try:
             self._total: int | None = len(loader) * epochs  # pyright: ignore[reportArgumentType]
+            self._total = min(self._total, max_steps or self._total)
         except TypeError:
-            self._total = None
-        self._count, self._text = done, f"epoch 1/{epochs}"
-        self._epochs = epochs
+            self._total = max_steps
+        self._epochs = epochs if max_steps is None else None
+        self._count, self._text = done, self._title(0)
         self._bar: Any = None
 
     def __enter__(self) -> ProgressBar:
@@ -64,9 +73,11 @@ class ProgressBar:
 
     def epoch(self, record: Epoch) -> None:
         """Show the record of an epoch."""
-        number = min(record.epoch + 2, self._epochs)
-        self._text = f"epoch {number}/{self._epochs}  loss {record.loss:.4f}"
+        self._text = f"{self._title(record.epoch + 1)}  loss {record.loss:.4f}"
         if record.validation is not None and record.validation.metric is not None:
             self._text += f"  metric {record.validation.metric:.4f}"
         if self._bar is not None:
             self._bar.update(self._task, description=self._text)
+
+    def _title(self, epoch: int) -> str:
+        return f"epoch {epoch + 1}" if self._epochs is None else f"epoch {min(epoch + 1, self._epochs)}/{self._epochs}"

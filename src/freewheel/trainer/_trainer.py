@@ -31,11 +31,12 @@ from freewheel.plan import Plan
 from freewheel.runtime import RUNTIMES, Before
 from freewheel.split import Stages
 from freewheel.stage import retrained
-from freewheel.trainer._callbacks import Callback, StageSequence
-from freewheel.trainer._evaluate import evaluate
-from freewheel.trainer._fit import Fit, FitRequest
+from freewheel.trainer._callbacks import BatchCallback, Callback, StageSequence
+from freewheel.trainer._evaluate import evaluate, predict
+from freewheel.trainer._fit import Fit
 from freewheel.trainer._history import History, Score
 from freewheel.trainer._modes import Modes
+from freewheel.trainer._request import ENDLESS, FitRequest
 from freewheel.trainer._setup import check_stages, set_up, takes_options
 
 
@@ -195,13 +196,24 @@ class Trainer:
         with intra_op_threads(self._setup.threads):
             return evaluate(self.stages, loader, self.config)
 
+    def predict(self, loader: Iterable[Any]) -> list[Any]:
+        """Return the network's output for each batch of a loader, in eval mode and on the CPU.
+
+        The loader gives inputs, or what `fit` takes; targets are not used.
+        """
+        with intra_op_threads(self._setup.threads):
+            return predict(self.stages, loader, self.config)
+
     def fit(
         self,
         loader: Iterable[Any],
-        epochs: int = 1,
+        epochs: int | None = None,
         *,
+        max_steps: int | None = None,
         validate: Iterable[Any] | None = None,
         callbacks: Sequence[Callback] = (),
+        batch_callbacks: Sequence[BatchCallback] = (),
+        gradient_norms: bool = False,
         progress: bool | None = None,
         save_to: str | Path | None = None,
         save_every: Every | None = None,
@@ -215,19 +227,26 @@ class Trainer:
 
         Args:
             loader: Anything that gives (input, target) pairs and can be iterated once per epoch.
-            epochs: Passes over it.
+            epochs: Passes over it: one by default, or as many as `max_steps` takes.
+            max_steps: Batches after which the training ends, wherever in an epoch that is.
             validate: A loader to score the network on after every epoch.
             callbacks: Functions of an `EpochEnd`.
+            batch_callbacks: Functions of a `BatchEnd`, called for each batch in order; they cannot end the training.
+            gradient_norms: Whether a `BatchEnd` has the norm of each stage's gradient.
             progress: Whether to show a progress bar; by default where standard error is a terminal.
             save_to: A folder for checkpoints, of which the last two are kept; one is saved at the end, too.
             save_every: After how many batches one is saved; `epoch`, the default, for the end of each. The pipeline
                 does not drain for it, and no stage waits for another.
         """
+        epochs = (1 if max_steps is None else ENDLESS) if epochs is None else epochs
         request = FitRequest(
             loader=loader,
             epochs=epochs,
+            max_steps=max_steps,
             validate=validate,
             callbacks=callbacks,
+            batch_callbacks=batch_callbacks,
+            gradient_norms=gradient_norms,
             progress=progress,
             save_to=save_to,
             save_every=save_every,
@@ -237,6 +256,8 @@ class Trainer:
                 f"epochs={epochs}: this trainer was resumed in the middle of a fit of {self.unfinished}; give "
                 f"epochs={self.unfinished} to go on with it"
             )
+        if batch_callbacks:
+            self.method.check_batch_callbacks()
         if self._running:
             raise RuntimeError("fit is already running on this trainer: wait for it, or make another trainer")
         trained = self._before.epochs
