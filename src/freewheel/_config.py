@@ -59,7 +59,7 @@ class RunConfig:
         replicas: Copies of the pipeline that learn together, each from its own shard of every batch; see
             docs/replicas.md.
         check: Whether to compare, on copies and a few samples of the first batch of each fit, what the stages compute
-            with what the network computes as a whole; see docs/own_model.md.
+            with what the network computes as a whole; see docs/check.md.
         slow: Simulated stragglers: `{1: (0.3, 0.5)}` makes 30 % of the batches take 50 % longer at stage 1, drawn from
             the seed; never changes the result.
     """

@@ -28,7 +28,11 @@ class Network:
             model, stages, copied = deepcopy((self.model, self.stages, loss))
         except Exception:  # whatever the user's objects raise
             return None
-        return Network(model, stages, self.loss if copied is None else copied)
+        out = Network(model, stages, self.loss if copied is None else copied)
+        for ours, theirs in zip(self.parameters, out.parameters, strict=True):
+            for hook in (ours._backward_hooks or {}).values():  # copies of parameters come without them
+                theirs.register_hook(hook)
+        return out
 
     @property
     def names(self) -> dict[int, str]:

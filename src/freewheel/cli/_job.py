@@ -126,6 +126,7 @@ def _trainer(
         seed=options.seed,
         clip=options.clip,
         autocast=torch.bfloat16 if options.bf16 else None,
+        check=options.check,
         threads=options.threads,
         slack=options.slack,
         slow=settings.stragglers,

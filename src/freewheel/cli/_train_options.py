@@ -85,6 +85,9 @@ class TrainOptions:
         int | None, declare(RUN, "N", "Intra-op threads per stage; default: the cores divided by the stages.")
     ] = None
     slack: Annotated[int, declare(RUN, "N", "Extra length of the queues; never changes the result.")] = 0
+    check: Annotated[
+        bool, declare(RUN, "", "Compare the stages with the whole network on a few samples before training.")
+    ] = True
     device: Annotated[
         str, declare(RUN, "NAME", "cpu, cuda, or several that the stages take in turn: cuda:0,cuda:1.")
     ] = "cpu"
