@@ -55,15 +55,18 @@ class Cuts:
         start, end = max(self.spans, key=self._cost)
         places = [start, *(cut for cut in range(start + 1, end) if cut not in self.excluded), end]
         first, after = max(pairwise(places), key=self._cost)
+        largest = max(range(first, after), key=self.costs.__getitem__)
+        if self.costs[largest] > UNBALANCED / len(self.spans) * sum(self.costs) or after - first == 1:
+            name, part = self._name(largest), self.costs[largest] / sum(self.costs)
+            reason = self.line.traced.whole.get(name)
+            return f"'{name}' has {part:.0%} and is " + (f"kept whole: {reason}" if reason else "a single layer")
+        reasons = [self.line.forbidden[cut] for cut in range(first + 1, after) if cut in self.line.forbidden]
+        why = next(iter(reasons), "a stage would change its input in place")
         part = self._cost((first, after)) / sum(self.costs)
-        name, last = (self.line.name(self.line.units[i]) for i in (first, after - 1))
-        if after - first > 1:
-            reasons = [self.line.forbidden[cut] for cut in range(first + 1, after) if cut in self.line.forbidden]
-            why = next(iter(reasons), "a stage would change its input in place")
-            return f"'{name}' to '{last}' have {part:.0%} and are not cut apart: {why}"
-        if reason := self.line.traced.whole.get(name):
-            return f"'{name}' has {part:.0%} and is kept whole: {reason}"
-        return f"'{name}' is a single layer and has {part:.0%}"
+        return f"'{self._name(first)}' to '{self._name(after - 1)}' have {part:.0%} and are not cut apart: {why}"
+
+    def _name(self, unit: int) -> str:
+        return self.line.name(self.line.units[unit])
 
     def _cost(self, span: tuple[int, int]) -> float:
         return sum(self.costs[slice(*span)])

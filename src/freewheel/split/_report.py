@@ -61,7 +61,9 @@ class SplitReport:
         if self.bottleneck:
             lines.append(f"unbalanced: {self.bottleneck}")
         for reason in dict.fromkeys(reason for _, reason in self.whole):
-            lines.append(f"kept whole: {', '.join(name for name, why in self.whole if why == reason)}: {reason}")
+            names = [name for name, why in self.whole if why == reason]
+            rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            lines.append(f"kept whole: {', '.join(names[:3])}{rest}: {reason}")
         if self.unused:
             lines.append(f"in no stage because forward never uses them: {', '.join(self.unused)}")
         return "\n".join(lines)

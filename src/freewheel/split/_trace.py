@@ -157,7 +157,7 @@ def _merged(model: nn.Module, record: Callable[..., tuple[fx.Graph, dict[str, An
         found = branches(training, evaluation) or merge(training, evaluation, constants, others)
         if not found:
             return Traced(model, training, constants, whole)
-        inner = {module: _OTHER_PATH.format(call) for module, call in found if module}
+        inner = {m: _OTHER_PATH.format(call.removeprefix(f"{m}.")) for m, call in found if m}
         if not inner:
             raise ValueError(
                 f"model: {type(model).__name__}.forward {_OTHER_PATH.format(found[0][1])}: "
