@@ -15,8 +15,11 @@ import habits
 from habits._habit import METHODS, RACES, Case, Habit
 from spread import exhaustive
 
-# Reentrant checkpoints warn in a forward without gradients.
-pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+# Reentrant checkpoints and backward hooks warn where no gradient is asked for.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
+]
 HABITS: list[Habit] = [
     habit
     for module in pkgutil.iter_modules(habits.__path__)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -253,8 +255,126 @@ def lstm() -> Case:
     return between(lambda: Recurrent(8, 8, batch_first=True))
 
 
+def mask(gradient: Tensor) -> Tensor:
+    """A gradient of which a half is held still."""
+    return gradient * (torch.arange(gradient.numel()) % 2).view(gradient.shape)
+
+
+class Masked(nn.Linear):
+    """A layer with hooks on its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.weight.register_hook(mask)
+        self.weight.register_hook(partial(torch.mul, 0.5))
+
+
+class MaskedForward(nn.Linear):
+    """The same, by what the forward makes of its weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        part = 0.5 * mask(torch.ones_like(self.weight))
+        return F.linear(x, part * self.weight + (1 - part) * self.weight.detach(), self.bias)
+
+
+def masked() -> Case:
+    return in_the_middle(Masked)
+
+
+def masked_by_the_forward() -> Case:
+    return in_the_middle(MaskedForward, 8, 8)
+
+
+def step_in_backward() -> Case:
+    case = in_the_middle(nn.Linear, 8, 8)
+    case.stages[0][1].weight.register_post_accumulate_grad_hook(nn.Parameter.zero_)  # pyright: ignore
+    return case
+
+
+class HookedModules(nn.Module):
+    """A layer with hooks on modules and on an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.layer.register_forward_pre_hook(doubled_input)
+        self.layer.register_forward_hook(halved_output)
+        self.layer.register_full_backward_hook(clipped)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if y.requires_grad:
+            y.register_hook(twice)
+        return y
+
+
+def doubled_input(module: nn.Module, args: tuple[Tensor]) -> Tensor:
+    return 2 * args[0]
+
+
+def halved_output(module: nn.Module, args: Any, out: Tensor) -> Tensor:
+    return 0.5 * out
+
+
+def clipped(module: nn.Module, inputs: tuple[Tensor | None, ...], outputs: Any) -> tuple[Tensor | None, ...]:
+    return tuple(None if g is None else g.clamp(-0.01, 0.01) for g in inputs)
+
+
+def twice(gradient: Tensor) -> Tensor:
+    return 2 * gradient
+
+
+def hooked_modules() -> Case:
+    return in_the_middle(HookedModules)
+
+
+class Weighted(nn.Module):
+    """A loss with weights, which must be trained, and a mean that it keeps."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(3))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, out: Tensor, target: Tensor) -> Tensor:
+        loss = F.cross_entropy(out * self.temperature, target)
+        self.seen += 0.1 * (loss.detach() - self.seen)
+        return loss
+
+
+def loss_with_parameters() -> Case:
+    case = in_the_middle(nn.Identity)
+    case.loss = Weighted()
+    return case
+
+
+def loss_with_buffers() -> Case:
+    case = in_the_middle(nn.Identity)
+    case.loss = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 1.0, 2.0]), label_smoothing=0.1)
+    return case
+
+
+def detached(out: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(out, target).detach()
+
+
+@torch.no_grad()
+def without_gradients(out: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(out, target)
+
+
+def loss_detached() -> Case:
+    return replace(in_the_middle(nn.Identity), loss=detached)
+
+
+def loss_under_no_grad() -> Case:
+    return replace(in_the_middle(nn.Identity), loss=without_gradients)
+
+
 GONE = "under weights='current' the weights of its forward are gone"
-DELAYED = ("pipedream", *FEEDBACK)
+HOOKED = "module '1.layer' of stages.0. has a backward hook"
 HABITS = [
     Habit(
         "activation checkpointing",
@@ -291,6 +411,20 @@ HABITS = [
         refuse("stages.0. uses its parameter '1.layer.weight' through a variable", "pipedream", "fa")
         | refuse(NOT_A_STACK, "dfa"),
     ),
+    Habit(
+        "gradient masks by hooks on parameters",
+        masked,
+        refuse("parameter '1.weight' of stages.0. has a gradient hook", *FORWARD, *RACES),
+        twin=masked_by_the_forward,
+    ),
+    Habit("post-accumulate-grad hooks", step_in_backward, refuse("parameter '1.weight' of stages.0. has a post-acc")),
+    Habit(
+        "hooks on modules and activations", hooked_modules, refuse(HOOKED, *FORWARD, "fa") | refuse(NOT_A_STACK, "dfa")
+    ),
+    Habit("a loss with parameters", loss_with_parameters, refuse("loss has parameters", "dgl", "dfa")),
+    Habit("a loss with buffers", loss_with_buffers),
+    Habit("a detached loss", loss_detached, refuse("the loss does not depend on the network's output")),
+    Habit("a loss under no_grad", loss_under_no_grad, refuse("the loss does not depend on the network's output")),
     Habit("recurrent layers", lstm, refuse("is a Recurrent: feedback supports", *FEEDBACK)),
     # It counts its forwards, and these methods have two for each batch.
     Habit("dropout that begins later", dropout_that_begins_later, refuse("not the one found", "fr", "dsp"), plain=None),

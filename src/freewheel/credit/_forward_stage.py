@@ -21,12 +21,15 @@ from freewheel.credit._chain_stage import gradient_norms
 from freewheel.credit._dual_stage import DualInput, DualStage
 from freewheel.plan import Message, Op, Unit
 from freewheel.stage import (
+    NO_GRAPH,
     Blueprint,
     Live,
     Tree,
     Verbs,
     WeightVersions,
     add,
+    check_no_hooks,
+    check_no_module_hooks,
     flatten,
     tensors_among,
     to_device,
@@ -74,6 +77,11 @@ class ForwardStage(DualStage):
         padding = {id(m.weight): m.padding_idx for m in tables if m.padding_idx is not None}
         key, own = (self.config.seed, self.index), self.tangents.each == "micro"
         return Directions(self.tangents, key, named, alphas, padding, self.device, per_micro_batch=own)
+
+    def check(self) -> None:
+        """Reject gradient hooks: there is no backward."""
+        check_no_hooks(self.module, self.index, "a method of forward gradients")
+        check_no_module_hooks(self.module, self.index, "a method of forward gradients")
 
     def _make_weights(self) -> WeightVersions:
         return Live(self.module)
@@ -138,6 +146,8 @@ class ForwardStage(DualStage):
             return first.new_zeros(()), samples
         if self.tangents.perturb == "weights":
             loss, d = unpack_dual(self._loss(out, target))
+            if d is None and any(o is not None for o in tangents):
+                raise ValueError(NO_GRAPH)
             return loss, torch.zeros_like(loss) if d is None else d
         leaves, shape = flatten(values)
         leaves = [v if o is None else v.detach().requires_grad_() for v, o in zip(leaves, tangents)]

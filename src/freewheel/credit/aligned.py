@@ -15,7 +15,7 @@ from freewheel.credit.chain import Chain
 from freewheel.feedback import FeedbackOptions, FeedbackWeights, feedback_backward
 from freewheel.feedback._numbering import StageLayers, number_all_layers
 from freewheel.plan import Unit
-from freewheel.stage import Blueprint, Stage, Tree
+from freewheel.stage import Blueprint, Stage, Tree, check_no_module_hooks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,11 @@ class AlignedStage(ChainStage):
         self._aligned = aligned
         super().__init__(blueprint)
         self._numbered = aligned.layers[self.index].of(self.module)
+
+    def check(self) -> None:
+        """Reject backward hooks on modules, which gradients pass by."""
+        super().check()
+        check_no_module_hooks(self.module, self.index, "feedback alignment")
 
     def _forget(self) -> None:
         super()._forget()

@@ -30,7 +30,17 @@ from freewheel.credit._graph import Cotangents, Graph
 from freewheel.feedback import FeedbackOptions, FeedbackWeights, detached_inputs
 from freewheel.feedback._numbering import StageLayers, number_stacked_layers
 from freewheel.plan import GRADIENT, Message, Op, Unit
-from freewheel.stage import Blueprint, Shape, Stage, Tree, Verbs, described, to_device
+from freewheel.stage import (
+    Blueprint,
+    Shape,
+    Stage,
+    Tree,
+    Verbs,
+    check_no_module_hooks,
+    described,
+    has_weights,
+    to_device,
+)
 
 if TYPE_CHECKING:
     from freewheel.methods import Pipeline
@@ -106,6 +116,16 @@ class FeedbackStage(ChainStage):
         self.passes_back = self.index > 0 and feedback.joined
         self._layers = feedback.layers[self.index]
         self._numbered = self._layers.of(self.module)
+
+    def check(self) -> None:
+        """Reject backward hooks on modules, and a loss with weights."""
+        super().check()
+        check_no_module_hooks(self.module, self.index, "direct feedback")
+        if has_weights(self.config.loss):
+            raise ValueError(
+                "loss has parameters, which direct feedback does not train: put them into the last stage's module, or "
+                "use a method of the chain rule, such as 'pipedream'"
+            )
 
     def verbs(self) -> Verbs:
         """Add the error, from the last stage to all."""

@@ -24,7 +24,17 @@ from freewheel.credit._graph import Graph, StoredInput
 from freewheel.credit._heads import Head, HeadOptions
 from freewheel.credit._shapes import Kind, network_outputs
 from freewheel.plan import Message, Unit
-from freewheel.stage import Blueprint, Shape, Stage, Tree, flatten, scratch_buffers, tensors_among, to_device
+from freewheel.stage import (
+    Blueprint,
+    Shape,
+    Stage,
+    Tree,
+    flatten,
+    has_weights,
+    scratch_buffers,
+    tensors_among,
+    to_device,
+)
 
 if TYPE_CHECKING:
     from freewheel.methods import Pipeline
@@ -97,6 +107,15 @@ class LocalStage(AuxiliaryStage):
         super().__init__(blueprint, local.optimizer)
         self.passes_back = False
         self._own_loss: Tensor | None = None
+
+    def check(self) -> None:
+        """Reject a loss with weights, of which every head would need its own."""
+        super().check()
+        if not self.is_last and has_weights(self.config.loss):
+            raise ValueError(
+                "loss has parameters: under credit='local' every stage has a loss, but they belong to the last stage; "
+                "put them into the last stage's module, or use a method of the chain rule, such as 'pipedream'"
+            )
 
     def _network(self, kinds: Sequence[Kind]) -> nn.Module:
         assert self._options.classes is not None

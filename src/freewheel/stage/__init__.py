@@ -6,13 +6,20 @@ from freewheel.stage._blueprint import (
     blueprints as blueprints,
     factory_of as factory_of,
 )
+from freewheel.stage._hooks import check_no_hooks as check_no_hooks, check_no_module_hooks as check_no_module_hooks
+from freewheel.stage._loss import (
+    has_weights as has_weights,
+    loss_of as loss_of,
+    with_loss as with_loss,
+    without_loss as without_loss,
+)
 from freewheel.stage._random import SeededDraws as SeededDraws
 from freewheel.stage._recurrent import (
     Recurrent as Recurrent,
     check_split_along_time as check_split_along_time,
     recurrent_layers as recurrent_layers,
 )
-from freewheel.stage._stage import Stage as Stage, Tree as Tree, Verbs as Verbs, add as add
+from freewheel.stage._stage import NO_GRAPH as NO_GRAPH, Stage as Stage, Tree as Tree, Verbs as Verbs, add as add
 from freewheel.stage._state import (
     load_buffers as load_buffers,
     load_tensors as load_tensors,

@@ -15,6 +15,7 @@ from freewheel._config import OptimizerFactory, RunConfig, SchedulerFactory
 from freewheel._errors import check_callable, of_type
 from freewheel.corrections import Correction
 from freewheel.plan import Schedule
+from freewheel.stage._hooks import gradient_hooks, with_hooks
 from freewheel.stage._trees import homes
 
 if TYPE_CHECKING:
@@ -62,6 +63,15 @@ class Blueprint:
     replica: int = 0
     kept: tuple[int, ...] = ()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Take gradient hooks along, which parameters leave behind in other processes."""
+        return {**vars(self), "hooks": gradient_hooks(self.module)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        hooks = state.pop("hooks")
+        vars(self).update(state)
+        with_hooks(self.module, hooks)
+
     def build(self) -> Stage:
         """Build the stage."""
         return self.options.credit.build(self)
@@ -91,6 +101,7 @@ class Blueprint:
             "scheduler": self.scheduler,
             "method": (self.options.credit, self.options.corrections),
             f"stages[{self.index}]": self.module,
+            f"a gradient hook of stages[{self.index}]": gradient_hooks(self.module),
         }
         for name, value in travelling.items():
             try:

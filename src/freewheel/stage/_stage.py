@@ -14,11 +14,17 @@ from torch import Tensor, nn
 from freewheel.corrections import Gradients, Site, StageCorrections
 from freewheel.plan import CLIP, NORMS, SHARE, Op, Unit
 from freewheel.stage._blueprint import Blueprint
+from freewheel.stage._hooks import check_hooks, gradient_hooks, with_hooks
+from freewheel.stage._loss import loss_of
 from freewheel.stage._random import SeededDraws
 from freewheel.stage._state import load_tensors, scaled, tensors_of
-from freewheel.stage._trees import described, to_device
+from freewheel.stage._trees import described, flatten, tensors_among, to_device
 from freewheel.stage._weights import Live, WeightVersions
 
+NO_GRAPH = (
+    "the loss does not depend on the network's output by operations that have a gradient (a detach(), item() or "
+    "torch.no_grad() in it?): nothing would be learned"
+)
 Tree = Any  # a tensor, or tuples, lists and dicts of them
 Verbs = dict[Op, Callable[..., Any]]  # computation: f(unit); send: f(unit) -> message; receive: f(unit, message)
 
@@ -31,7 +37,10 @@ class Stage(ABC):
         self.index, self.replica, self.device = blueprint.index, blueprint.replica, blueprint.device
         self.config, self.credit = self.options.config, self.options.credit
         schedule = self.schedule = self.options.schedule
-        self.module = deepcopy(blueprint.module) if self.replica else blueprint.module
+        self.module = blueprint.module
+        if self.replica:
+            self.module = with_hooks(deepcopy(self.module), gradient_hooks(self.module))
+        self._loss_function = loss_of(self.module, self.config.loss)
         self.optimizer: torch.optim.Optimizer | None = None
         self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
         if blueprint.optimizer is not None:
@@ -65,6 +74,10 @@ class Stage(ABC):
         """End a run and drop its state."""
         self.weights = Live(self.module)
         self._forget()
+
+    def check(self) -> None:
+        """Reject a module that this kind of stage would not train right."""
+        check_hooks(self.module, self.index)
 
     @abstractmethod
     def _make_weights(self) -> WeightVersions:
@@ -119,10 +132,14 @@ class Stage(ABC):
         return self._loss(out, target)
 
     def _loss(self, out: Tree, target: Tree) -> Tensor:
-        loss = self.config.loss(out, to_device(target, self.device))
-        if isinstance(loss, Tensor) and not loss.dim():
-            return loss
-        raise TypeError(f"loss returned {described(loss)}: it must return a tensor without dimensions; take its mean()")
+        loss = self._loss_function(out, to_device(target, self.device))
+        if not isinstance(loss, Tensor) or loss.dim():
+            raise TypeError(
+                f"loss returned {described(loss)}: it must return a tensor without dimensions; take its mean()"
+            )
+        if torch.is_grad_enabled() and not loss.requires_grad and _require_grad(out):
+            raise ValueError(NO_GRAPH)
+        return loss
 
     @abstractmethod
     def contribution(self) -> Tree:
@@ -253,6 +270,10 @@ class Stage(ABC):
     def decode(self, message: Tree) -> Tree:
         """Invert `encode`."""
         return message
+
+
+def _require_grad(tree: Tree) -> bool:
+    return any(t.requires_grad for t in tensors_among(flatten(tree)[0]))
 
 
 def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:

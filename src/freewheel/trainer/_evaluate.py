@@ -12,7 +12,7 @@ from torch import nn
 from freewheel._config import RunConfig
 from freewheel._metrics import Meter
 from freewheel.runtime import Batch, Feed, Reader
-from freewheel.stage import homes, to_device
+from freewheel.stage import homes, loss_of, to_device, without_loss
 from freewheel.trainer._history import Score
 
 
@@ -24,7 +24,7 @@ def evaluate(modules: Sequence[nn.Module], loader: Iterable[Any], config: RunCon
     for batch, out in _outputs(modules, loader, config, Reader.of(config).batch):
         target = to_device(batch.target, device)
         with torch.no_grad(), casting(config, device):
-            loss = config.loss(out, target)
+            loss = loss_of(modules[-1], config.loss)(out, target)
         with torch.no_grad():
             meter.update(out, target, batch.size)
         total += float(loss) * batch.size
@@ -45,7 +45,7 @@ def _outputs(
     feed, devices = Feed(loader, 1, read=read), homes(modules)
     while (batch := feed.pull()) is not None:
         out = batch.x
-        with torch.no_grad(), eval_mode(modules):
+        with torch.no_grad(), eval_mode(map(without_loss, modules)):
             for module, device in zip(modules, devices):
                 with casting(config, device):
                     out = module(to_device(out, device))

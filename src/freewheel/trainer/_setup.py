@@ -20,7 +20,7 @@ from freewheel.methods import Method, method as find_method
 from freewheel.plan import Plan, Schedule
 from freewheel.runtime import RUNTIMES, Batch, Before
 from freewheel.split import borrowed
-from freewheel.stage import Blueprint, StageOptions, blueprints
+from freewheel.stage import Blueprint, StageOptions, blueprints, with_loss
 from freewheel.trainer._callbacks import StageSequence
 
 P = ParamSpec("P")
@@ -58,6 +58,7 @@ def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig) ->
     pipeline = method.over(config.replicas).stage_pipeline(len(modules))
     _check_tied(modules, method, pipeline.credit)
     pipeline = replace(pipeline, credit=pipeline.credit.bind(modules))
+    modules = with_loss(modules, config.loss)
     if config.replicas > 1:
         pipeline.credit.check_replicas(config.replicas, pipeline)
     schedule = pipeline.schedule(slack=config.slack, norms=config.clips_globally, replicas=config.replicas)

@@ -30,7 +30,7 @@ from freewheel.methods import Method
 from freewheel.plan import Plan
 from freewheel.runtime import RUNTIMES, Before
 from freewheel.split import Stages
-from freewheel.stage import retrained
+from freewheel.stage import retrained, without_loss
 from freewheel.trainer._callbacks import BatchCallback, Callback, StageSequence
 from freewheel.trainer._evaluate import evaluate, predict
 from freewheel.trainer._fit import Fit
@@ -139,7 +139,7 @@ class Trainer:
 
     @property
     def _names(self) -> list[dict[str, str]]:
-        return full_names(self._model, self.stages)
+        return full_names(self._model, [stage.module for stage in self._stages])
 
     def save(self, path: str | Path) -> None:
         """Save the trainer, as it is between two calls of `fit`, as a checkpoint in this folder; see `resume`.
@@ -171,7 +171,7 @@ class Trainer:
     @property
     def stages(self) -> list[nn.Module]:
         """The stages, as they were handed in."""
-        return [stage.module for stage in self._stages]
+        return [without_loss(stage.module) for stage in self._stages]
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer | None]:
@@ -262,6 +262,8 @@ class Trainer:
             raise RuntimeError("fit is already running on this trainer: wait for it, or make another trainer")
         trained = self._before.epochs
         self._setup.options.credit.check_epochs(self._stages, range(trained, trained + epochs))
+        for stage in self._stages:
+            stage.check()
         writer = self._start_writing(request)
         resumed, self._resumed = self._resumed, None
         self._running = True
