@@ -423,8 +423,8 @@ HABITS = [
     ),
     Habit("a loss with parameters", loss_with_parameters, refuse("loss has parameters", "dgl", "dfa")),
     Habit("a loss with buffers", loss_with_buffers),
-    Habit("a detached loss", loss_detached, refuse("the loss does not depend on the network's output")),
-    Habit("a loss under no_grad", loss_under_no_grad, refuse("the loss does not depend on the network's output")),
+    Habit("a detached loss", loss_detached, refuse("loss returned a tensor without a graph")),
+    Habit("a loss under no_grad", loss_under_no_grad, refuse("loss returned a tensor without a graph")),
     Habit("recurrent layers", lstm, refuse("is a Recurrent: feedback supports", *FEEDBACK)),
     # It counts its forwards, and these methods have two for each batch.
     Habit("dropout that begins later", dropout_that_begins_later, refuse("not the one found", "fr", "dsp"), plain=None),

@@ -15,6 +15,7 @@ error e = ∂loss/∂output itself. The signal s is e, its sign, or the target.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -188,6 +189,11 @@ class FeedbackStage(ChainStage):
         copy = out.detach().requires_grad_()
         self._output = out, copy
         return self._loss(copy, target)
+
+    def _enter_backward(self, stack: ExitStack, unit: Unit, graph: Graph) -> None:
+        super()._enter_backward(stack, unit, graph)
+        if self._checkpoints:
+            stack.enter_context(detached_inputs(self._numbered))
 
     def _take_signal(self, unit: Unit, signal: Tensor | None) -> None:
         if signal is not None:

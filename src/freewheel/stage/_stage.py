@@ -22,8 +22,8 @@ from freewheel.stage._trees import described, flatten, tensors_among, to_device
 from freewheel.stage._weights import Live, WeightVersions
 
 NO_GRAPH = (
-    "the loss does not depend on the network's output by operations that have a gradient (a detach(), item() or "
-    "torch.no_grad() in it?): nothing would be learned"
+    "loss returned a tensor without a graph, so that nothing could be learned from it: compute it from the output with "
+    "differentiable functions, without detach() or torch.no_grad()"
 )
 Tree = Any  # a tensor, or tuples, lists and dicts of them
 Verbs = dict[Op, Callable[..., Any]]  # computation: f(unit); send: f(unit) -> message; receive: f(unit, message)
