@@ -35,7 +35,11 @@ class RunConfig:
         loss: Maps the last stage's output and the target to the mean loss over the batch.
         optimizer: A factory called with each stage's parameters; or a dict of factories by stage. A factory whose
             argument is called `named_parameters` gets pairs of a parameter's name in the network and the parameter.
-        scheduler: A factory called with each stage's optimizer; stepped once per update.
+        scheduler: A factory called with each stage's optimizer.
+        scheduler_every: Whether it is stepped after every update (`batch`) or at the end of every `epoch`. A
+            `ReduceLROnPlateau` is stepped at the end of every epoch, once the pipeline has drained, with the validation
+            loss (the training loss without `validate`).
+        accumulate: Batches per optimizer step, which is made with the mean of their gradients.
         runtime: `threads` (a thread per stage), `processes` (a process per stage), `torchrun` (this process runs one
             stage, torchrun starts the others) or `simulate` (all in one thread).
         seed: Seeds all random numbers of the training: dropout, shuffling by torch's and Python's generators.
@@ -68,6 +72,8 @@ class RunConfig:
     loss: Loss
     optimizer: OptimizerFactory | Mapping[int, OptimizerFactory]
     scheduler: SchedulerFactory | None = None
+    scheduler_every: Literal["batch", "epoch"] = "batch"
+    accumulate: int = 1
     runtime: str = "threads"
     seed: int = 0
     clip: float | None = None
@@ -94,6 +100,8 @@ class RunConfig:
                 check_callable("metric", value, "give a function of the output and the target")
         if self.scheduler is not None:
             check_callable("scheduler", self.scheduler, "give a factory, such as partial(StepLR, step_size=1000)")
+        one_of("scheduler_every", self.scheduler_every, ("batch", "epoch"))
+        whole_number("accumulate", self.accumulate, least=1)
         whole_number("replicas", self.replicas, least=1)
         whole_number("seed", self.seed, least=0)
         whole_number("slack", self.slack, least=0)

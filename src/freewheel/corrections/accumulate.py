@@ -17,7 +17,7 @@ class Accumulate(Correction):
     """
 
     every: int
-    credits = ("chain", "forward", "feedback")
+    credits = ("chain", "forward", "feedback", "local", "synthetic")
     collects = True
 
     def __post_init__(self) -> None:

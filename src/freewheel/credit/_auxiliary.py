@@ -13,7 +13,7 @@ from freewheel._config import OptimizerFactory
 from freewheel.corrections import Gradients
 from freewheel.credit._chain_stage import ChainStage
 from freewheel.credit._shapes import Kind, kind_of
-from freewheel.stage import Blueprint, SeededDraws, factory_of, load_tensors, tensors_of, to_device
+from freewheel.stage import Blueprint, SeededDraws, add, factory_of, load_tensors, step_scheduler, tensors_of, to_device
 
 HEAD = -1  # instead of a batch, in the seed of the network's initial weights
 
@@ -36,18 +36,16 @@ class Auxiliary:
         self.optimizer, self.scheduler = blueprint.make_optimizer(factory, trained)
         self.weights: list[nn.Parameter] = [p for _, p in trained]
 
-    def set_gradients(self, gradients: Gradients) -> None:
-        """Set the gradients of the next step."""
+    def add_gradients(self, gradients: Gradients) -> None:
+        """Add to the gradients of the next step."""
         for weight, gradient in zip(self.weights, gradients, strict=True):
-            weight.grad = gradient
+            weight.grad = add(weight.grad, gradient)
 
     def step(self) -> None:
-        """Step the optimizer and the scheduler."""
+        """Step the optimizer."""
         self.optimizer.step()
         for weight in self.weights:
             weight.grad = None
-        if self.scheduler is not None:
-            self.scheduler.step()
 
     def state(self) -> dict[str, Any]:
         """Return its state, by reference."""
@@ -56,6 +54,7 @@ class Auxiliary:
             "tensors": {name: t.detach() for name, t in tensors_of(self.module).items()},
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict() if self.scheduler else None,
+            "gradients": [weight.grad for weight in self.weights],
         }
 
 
@@ -104,6 +103,25 @@ class AuxiliaryStage(ChainStage):
             network = self._network(kinds)
         return Auxiliary(kinds, network.to(self.device, dtype), self.blueprint, self._factory)
 
+    def end_epoch(self) -> None:
+        """Step the schedulers that count epochs."""
+        super().end_epoch()
+        if self.auxiliary is not None and self.config.scheduler_every == "epoch":
+            step_scheduler(self.auxiliary.scheduler)
+
+    def step_on_plateau(self, value: float) -> None:
+        """Step the network's scheduler, too."""
+        super().step_on_plateau(value)
+        if self.auxiliary is not None:
+            step_scheduler(self.auxiliary.scheduler, value)
+
+    def _step_auxiliary(self) -> None:
+        """Step the network's optimizer, and its scheduler if that counts batches."""
+        if self.auxiliary is not None:
+            self.auxiliary.step()
+            if self.config.scheduler_every == "batch":
+                step_scheduler(self.auxiliary.scheduler)
+
     def head_state(self) -> dict[str, Any] | None:
         """Return the network's weights, optimizer and scheduler."""
         return None if self.auxiliary is None else self.auxiliary.state()
@@ -118,4 +136,6 @@ class AuxiliaryStage(ChainStage):
         built.optimizer.load_state_dict(state["optimizer"])
         if built.scheduler is not None and state["scheduler"] is not None:
             built.scheduler.load_state_dict(state["scheduler"])
+        for weight, gradient in zip(built.weights, state["gradients"]):
+            weight.grad = to_device(gradient, self.device)
         self.auxiliary = built

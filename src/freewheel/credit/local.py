@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from freewheel._seeds import seed_of
+from freewheel.corrections import Accumulate, Gradients, map_gradients
 from freewheel.credit._auxiliary import HEAD, AuxiliaryStage
 from freewheel.credit._credit import Credit
 from freewheel.credit._graph import Graph, StoredInput
@@ -107,6 +109,7 @@ class LocalStage(AuxiliaryStage):
         super().__init__(blueprint, local.optimizer)
         self.passes_back = False
         self._own_loss: Tensor | None = None
+        self._every = math.prod(c.every for c in self.options.corrections if isinstance(c, Accumulate))
 
     def check(self) -> None:
         """Reject a loss with weights, of which every head would need its own."""
@@ -180,14 +183,17 @@ class LocalStage(AuxiliaryStage):
         """Apply the gradient to the module and the head."""
         own = len(self.weights.live)
         if self.auxiliary is not None:
-            self.auxiliary.set_gradients(self._gradients[own:])
+            self.auxiliary.add_gradients(self._mean(self._gradients[own:]))
         self._gradients = self._gradients[:own]
         super()._update()
 
+    def _mean(self, gradients: Gradients) -> Gradients:
+        """Return a head's gradients as a part of those that its next step has, if it is one for several batches."""
+        return gradients if self._every == 1 else map_gradients(lambda g: g / self._every, gradients)
+
     def _stepped(self) -> None:
         super()._stepped()
-        if self.auxiliary is not None:
-            self.auxiliary.step()
+        self._step_auxiliary()
 
     def pending(self) -> dict[str, Any]:
         """Add the replay buffer."""

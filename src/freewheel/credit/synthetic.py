@@ -173,5 +173,5 @@ class SyntheticStage(AuxiliaryStage):
                 if g is not None
             ]
         if errors:
-            own.set_gradients(torch.autograd.grad(sum(errors), own.weights, allow_unused=True))  # pyright: ignore
-            own.step()
+            own.add_gradients(torch.autograd.grad(sum(errors), own.weights, allow_unused=True))  # pyright: ignore
+            self._step_auxiliary()

@@ -92,6 +92,8 @@ class Racing(Method):
             "clip": config.clip is not None,
             "autocast": config.autocast is not None,
             "slack": config.slack != 0,
+            "accumulate": config.accumulate != 1,
+            "scheduler_every='epoch'": config.scheduler_every == "epoch",
             "slow": bool(config.slow),
         }
         for name, is_given in given.items():

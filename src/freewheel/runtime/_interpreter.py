@@ -181,6 +181,8 @@ class Interpreter:
     def _after(self, batch: int) -> None:
         """Take a snapshot where a cut is due, and where a checkpoint is."""
         ends = self._feed.is_cut(batch)
+        if ends:
+            self.stage.end_epoch()
         if self._spec.steps:
             self._on_snapshot(self._report(batch))
         if ends:

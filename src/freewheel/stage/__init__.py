@@ -25,6 +25,7 @@ from freewheel.stage._state import (
     load_tensors as load_tensors,
     restored_buffers as restored_buffers,
     scratch_buffers as scratch_buffers,
+    step_scheduler as step_scheduler,
     tensors_of as tensors_of,
 )
 from freewheel.stage._trainable import retrained as retrained

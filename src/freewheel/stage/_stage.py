@@ -17,7 +17,7 @@ from freewheel.stage._blueprint import Blueprint
 from freewheel.stage._hooks import check_hooks, gradient_hooks, with_hooks
 from freewheel.stage._loss import loss_of
 from freewheel.stage._random import SeededDraws
-from freewheel.stage._state import load_tensors, scaled, tensors_of
+from freewheel.stage._state import load_tensors, scaled, step_scheduler, tensors_of
 from freewheel.stage._trees import described, flatten, tensors_among, to_device
 from freewheel.stage._weights import Live, WeightVersions
 
@@ -211,8 +211,17 @@ class Stage(ABC):
             weight.grad = None
 
     def _stepped(self) -> None:
-        if self.scheduler is not None:
-            self.scheduler.step()
+        if self.config.scheduler_every == "batch":
+            step_scheduler(self.scheduler)
+
+    def end_epoch(self) -> None:
+        """Step a scheduler that counts epochs, after the last update of one."""
+        if self.config.scheduler_every == "epoch":
+            step_scheduler(self.scheduler)
+
+    def step_on_plateau(self, value: float) -> None:
+        """Step a scheduler that waits for a plateau of this number, between two runs."""
+        step_scheduler(self.scheduler, value)
 
     def _updated(self) -> None:
         self.weights.updated()

@@ -44,6 +44,13 @@ def scaled(optimizer: torch.optim.Optimizer, scale: float) -> Iterator[None]:
             group["lr"] = lr
 
 
+def step_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler | None, value: float | None = None) -> None:
+    """Step a scheduler that waits for a plateau with a value, and any other without one."""
+    waits = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    if scheduler is not None and waits == (value is not None):
+        scheduler.step(*([value] if waits else []))  # pyright: ignore[reportArgumentType]
+
+
 @contextmanager
 def scratch_buffers(module: nn.Module, values: Sequence[Tensor] = ()) -> Iterator[None]:
     """Replace a module's buffers by copies inside the context, so that changes to them are discarded.

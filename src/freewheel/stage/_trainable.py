@@ -10,6 +10,7 @@ import torch
 
 from freewheel.stage._blueprint import Blueprint, factory_of
 from freewheel.stage._stage import Stage
+from freewheel.stage._state import step_scheduler
 from freewheel.stage._weights import Live
 
 
@@ -77,7 +78,7 @@ def _advance(stage: Stage, steps: int) -> None:
     if stage.scheduler is not None and stage.optimizer is not None:
         stage.optimizer.step()  # a no-op without gradients; torch warns if a scheduler steps first
         for _ in range(steps):
-            stage.scheduler.step()
+            step_scheduler(stage.scheduler)
 
 
 def _regroup(stage: Stage, optimizer: torch.optim.Optimizer, fresh: torch.optim.Optimizer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,6 @@ from typing import Any
 
 from freewheel._errors import of_type, whole_number
 from freewheel.trainer._callbacks import BatchCallback, Callback
-
-ENDLESS = sys.maxsize  # epochs, where the number of steps ends a fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,3 +37,18 @@ class FitRequest:
             for callback in of_type(name, getattr(self, name), Sequence, f"give a list of functions of {sees}"):
                 if not callable(callback):
                     raise TypeError(f"{name} holds {callback!r}: give functions of {sees}")
+
+
+def passes(loader: Any, epochs: int | None, max_steps: int | None) -> int:
+    """The number of passes over a loader: one by default, or as many as the steps may take.
+
+    Example:
+        >>> passes([1, 2, 3], None, None), passes([1, 2, 3], None, 7), passes(iter(()), None, 7), passes([1], 5, 3)
+        (1, 3, 7, 5)
+    """
+    if epochs is not None or max_steps is None:
+        return 1 if epochs is None else epochs
+    try:
+        return max(1, -(-max_steps // max(1, len(loader))))
+    except TypeError:
+        return max_steps

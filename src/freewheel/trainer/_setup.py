@@ -14,9 +14,9 @@ from freewheel._config import RunConfig, check_stragglers
 from freewheel._cores import share
 from freewheel._errors import of_type, one_of, unknown
 from freewheel.check import check_network
-from freewheel.corrections import Correction
+from freewheel.corrections import Accumulate, Correction
 from freewheel.credit import Credit
-from freewheel.methods import Method, method as find_method
+from freewheel.methods import Method, Pipeline, method as find_method
 from freewheel.plan import Plan, Schedule
 from freewheel.runtime import RUNTIMES, Batch, Before
 from freewheel.split import borrowed
@@ -58,6 +58,8 @@ def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig) ->
     pipeline = method.over(config.replicas).stage_pipeline(len(modules))
     _check_tied(modules, method, pipeline.credit)
     pipeline = replace(pipeline, credit=pipeline.credit.bind(modules))
+    if config.accumulate > 1:
+        pipeline = _accumulating(pipeline, config)
     modules = with_loss(modules, config.loss)
     if config.replicas > 1:
         pipeline.credit.check_replicas(config.replicas, pipeline)
@@ -66,6 +68,16 @@ def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig) ->
     plan = Plan.build(schedule, settled(schedule)) if method.planned else None
     options = StageOptions(schedule=schedule, corrections=tuple(pipeline.corrections), config=config.for_workers())
     return Setup(config, threads, method, plan, options, blueprints(modules, model, options), model)
+
+
+def _accumulating(pipeline: Pipeline, config: RunConfig) -> Pipeline:
+    """The same pipeline with one step for several batches."""
+    if pipeline.credit.family not in Accumulate.credits:
+        raise ValueError(
+            f"accumulate={config.accumulate} with {pipeline.title}: credit={pipeline.credit.name!r} cannot collect "
+            "gradients; give larger batches instead"
+        )
+    return replace(pipeline, corrections=(*pipeline.corrections, Accumulate(config.accumulate)))
 
 
 def settled(schedule: Schedule) -> int:

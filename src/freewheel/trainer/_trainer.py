@@ -36,7 +36,8 @@ from freewheel.trainer._evaluate import evaluate, predict
 from freewheel.trainer._fit import Fit
 from freewheel.trainer._history import History, Score
 from freewheel.trainer._modes import Modes
-from freewheel.trainer._request import ENDLESS, FitRequest
+from freewheel.trainer._request import FitRequest, passes
+from freewheel.trainer._schedule import fit_by_epochs, waits_for_plateau, warn_of_epochs
 from freewheel.trainer._setup import check_stages, set_up, takes_options
 
 
@@ -71,6 +72,10 @@ class Trainer:
         self._runtime.check(config, setup.blueprints)
         setup.options.credit.check_epochs(self._stages, range(1))
         self._modes = Modes([stages.model] if isinstance(stages, Stages) else modules, modules)
+        if waits_for_plateau(self._stages) and not self.method.planned:
+            raise ValueError(
+                f"scheduler: ReduceLROnPlateau with {self.method.name}, which has no step size for an epoch"
+            )
         self._before = Before()
         self._running = False
         self._resumed: Checkpoint | None = None  # in the middle of a fit
@@ -238,10 +243,9 @@ class Trainer:
             save_every: After how many batches one is saved; `epoch`, the default, for the end of each. The pipeline
                 does not drain for it, and no stage waits for another.
         """
-        epochs = (1 if max_steps is None else ENDLESS) if epochs is None else epochs
         request = FitRequest(
             loader=loader,
-            epochs=epochs,
+            epochs=passes(loader, epochs, max_steps),
             max_steps=max_steps,
             validate=validate,
             callbacks=callbacks,
@@ -251,12 +255,18 @@ class Trainer:
             save_to=save_to,
             save_every=save_every,
         )
+        if waits_for_plateau(self._stages):
+            return fit_by_epochs(self._fit, self._stages, request)
+        return self._fit(request)
+
+    def _fit(self, request: FitRequest) -> History:
+        epochs = request.epochs
         if self.unfinished not in (None, epochs):
             raise ValueError(
                 f"epochs={epochs}: this trainer was resumed in the middle of a fit of {self.unfinished}; give "
                 f"epochs={self.unfinished} to go on with it"
             )
-        if batch_callbacks:
+        if request.batch_callbacks:
             self.method.check_batch_callbacks()
         if self._running:
             raise RuntimeError("fit is already running on this trainer: wait for it, or make another trainer")
@@ -264,6 +274,7 @@ class Trainer:
         self._setup.options.credit.check_epochs(self._stages, range(trained, trained + epochs))
         for stage in self._stages:
             stage.check()
+        warn_of_epochs(self._stages, request)
         writer = self._start_writing(request)
         resumed, self._resumed = self._resumed, None
         self._running = True
