@@ -259,6 +259,44 @@ def test_heads_have_an_optimizer_of_their_own_where_asked_for(method) -> None:
     assert isinstance(run.optimizers[0], torch.optim.SGD)
 
 
+def own_head(stage: int) -> nn.Module:
+    return nn.Sequential(nn.Tanh(), nn.Linear(5 + stage, 3))
+
+
+@pytest.mark.parametrize("runtime", ["simulate", "processes"])
+def test_heads_of_ones_own_learn_as_a_plain_loop_teaches_them(runtime) -> None:
+    torch.manual_seed(0)
+    stages = [nn.Linear(6, 5), nn.Linear(5, 6), nn.Linear(6, 3)]
+    plain = deepcopy(stages)
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    trainer = made(stages, fw.DGL(heads=own_head), sgd, runtime=runtime)
+    data = batches(4)
+    trainer.fit(data[:1])
+    assert [type(head.module) for head in trainer.heads[:2]] == [nn.Sequential, nn.Sequential]
+    heads = [deepcopy(head.module) for head in trainer.heads[:2]] + [nn.Identity()]
+    for ours, theirs in zip(stages, plain):
+        theirs.load_state_dict(ours.state_dict())
+    optimizers = [sgd([*stage.parameters(), *head.parameters()]) for stage, head in zip(plain, heads)]
+    trainer.fit(data[1:])
+    for x, y in data[1:]:
+        for stage, head, optimizer in zip(plain, heads, optimizers):
+            optimizer.zero_grad()
+            x = stage(x)
+            F.cross_entropy(head(x), y).backward()
+            optimizer.step()
+            x = x.detach()
+    pairs = zip([*stages, *(head.module for head in trainer.heads[:2])], [*plain, *heads[:2]])
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+
+
+def test_heads_that_are_none() -> None:
+    with pytest.raises(TypeError, match="heads=3: give a function of a stage's number"):
+        fw.DGL(heads=3)
+    with pytest.raises((TypeError, fw.StageError), match=r"heads\(0\)=None: it must return a torch.nn.Module"):
+        made([nn.Linear(6, 5), nn.Linear(5, 3)], fw.DGL(heads=print)).fit(batches(1))
+
+
 def test_clipping_counts_the_head_with_its_stage() -> None:
     seen: list[float] = []
 

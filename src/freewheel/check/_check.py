@@ -148,7 +148,9 @@ class _Check:
     def _run(self) -> list[Recorder]:
         """Train the copies for a few batches, with optimizers that record."""
         factory = partial(Recorder, moves=self._moves)
-        options = StageOptions(schedule=self._schedule, config=replace(self._config, optimizer=factory))  # of heads, too
+        options = StageOptions(
+            schedule=self._schedule, config=replace(self._config, optimizer=factory)
+        )  # of heads, too
         blueprints = [
             replace(each, module=module, options=options, optimizer=each.optimizer and factory, scheduler=None)
             for each, module in zip(self._blueprints, self._ours.stages)

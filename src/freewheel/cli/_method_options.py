@@ -11,6 +11,7 @@ from freewheel.methods import Method, method
 PYTHON_ONLY = {
     "direction": "a direction is a function",
     "optimizer": "an optimizer is a function",
+    "heads": "heads are made by a function",
     "own": "feedback weights are tensors",
 }
 FILES = ("record", "replay")  # their values may be file names, so slashes and commas do not make a list

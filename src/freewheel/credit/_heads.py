@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from freewheel._config import OptimizerFactory
-from freewheel._errors import one_of, whole_number
+from freewheel._errors import check_callable, one_of, whole_number
 from freewheel.credit._shapes import Kind, check_factory, perceptron
 
 Draw = Literal["fifo", "lifo", "random"]
@@ -27,6 +27,8 @@ class HeadOptions:
         hidden: Width of the perceptron's hidden layers.
         layers: Number of hidden layers; 0 makes it linear.
         classes: Number of outputs; by default that of the network's last linear or convolutional layer.
+        heads: A function of a stage's number that makes its head, a module that maps the stage's output to what the
+            loss takes; pooling and a perceptron by default.
         optimizer: The optimizer factory of the heads; by default the trainer's.
         replay: Size in batches of the replay buffer of each stage after the first; 0 learns from the newest batch.
         draw: The batch to replay: the oldest (`fifo`), the newest (`lifo`), or `random`, from the seed.
@@ -36,6 +38,7 @@ class HeadOptions:
     hidden: int = 128
     layers: int = 1
     classes: int | None = None
+    heads: Callable[[int], nn.Module] | None = None
     optimizer: OptimizerFactory | None = None
     replay: int = 0
     draw: Draw = "random"
@@ -47,8 +50,27 @@ class HeadOptions:
         whole_number("replay", self.replay, least=0)
         if self.classes is not None:
             whole_number("classes", self.classes, least=1)
+        if self.heads is not None:
+            check_callable("heads", self.heads, "give a function of a stage's number that returns a module")
         check_factory(self.optimizer)
         one_of("draw", self.draw, DRAWS)
+
+
+class OwnHead(nn.Module):
+    """A head of the user's, on the output of a stage; on a tuple if there are several.
+
+    Example:
+        >>> OwnHead(nn.Linear(4, 2))([torch.zeros(6, 4)], torch.zeros(6)).shape
+        torch.Size([6, 2])
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, tensors: Sequence[Tensor], target: Any) -> Any:
+        """Predict the network's output."""
+        return self.module(tensors[0] if len(tensors) == 1 else tuple(tensors))
 
 
 class Head(nn.Module):

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from freewheel._errors import of_type
 from freewheel._seeds import seed_of
 from freewheel.corrections import Accumulate, Gradients, map_gradients
 from freewheel.credit._auxiliary import HEAD, AuxiliaryStage
 from freewheel.credit._credit import Credit
 from freewheel.credit._graph import Graph, StoredInput
-from freewheel.credit._heads import Head, HeadOptions
+from freewheel.credit._heads import Head, HeadOptions, OwnHead
 from freewheel.credit._shapes import Kind, network_outputs
 from freewheel.plan import Message, Unit
 from freewheel.stage import (
@@ -76,8 +77,8 @@ class Local(HeadOptions, Credit):
 
     def bind(self, modules: Sequence[nn.Module]) -> Local:
         """Find the number of classes."""
-        given = self.classes if self.classes is not None or len(modules) == 1 else network_outputs(modules)
-        return replace(self, classes=given)
+        known = self.classes is not None or self.heads is not None or len(modules) == 1
+        return self if known else replace(self, classes=network_outputs(modules))
 
     def build(self, blueprint: Blueprint) -> Stage:
         """Build a `LocalStage`."""
@@ -121,6 +122,9 @@ class LocalStage(AuxiliaryStage):
             )
 
     def _network(self, kinds: Sequence[Kind]) -> nn.Module:
+        if self._options.heads is not None:
+            hint = "it must return a torch.nn.Module"
+            return OwnHead(of_type(f"heads({self.index})", self._options.heads(self.index), nn.Module, hint))
         assert self._options.classes is not None
         return Head(kinds, self._options, self._options.classes)
 
