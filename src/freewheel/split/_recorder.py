@@ -9,19 +9,21 @@ values of the input cannot be recorded: the submodule in which it happens is kep
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
 from freewheel.split._blocks import has_blocks
+from freewheel.split._intercept import Applied, intercepted
 from freewheel.split._sizes import SIZE_FUNCTIONS, RecordedInt
 from freewheel.split._tracer import hooked
 from freewheel.split._tree import container, entries, holds_tensor, rebuild, tensors
-from freewheel.split._undisturbed import arguments
+from freewheel.split._undisturbed import AutocastWatch, arguments
 
 # What only looks at a tensor: the same for every batch, or for every batch of the same size.
 _LOOKS = {
@@ -58,7 +60,7 @@ class Recorder(TorchFunctionMode):
         self._stack: dict[str, tuple[str, type]] = {}
         self._paused = False
         self._device: tuple[torch.device, fx.Node] | None = None  # the last that was read, and of which tensor
-        self._autocast = torch.is_autocast_enabled("cpu")
+        self._autocast = AutocastWatch()
 
     def record(self, example: Any) -> fx.Graph:
         """Run the model and return its graph."""
@@ -66,7 +68,8 @@ class Recorder(TorchFunctionMode):
         self._learn(example, batch)
         args, kwargs = arguments(example)
         with ExitStack() as stack:
-            stack.enter_context(self._calls())
+            stack.enter_context(intercepted(self._called, self._applied))
+            stack.enter_context(self._autocast)
             stack.enter_context(torch.enable_grad())
             stack.enter_context(self)
             out = self.model.forward(*args, **kwargs)
@@ -78,22 +81,16 @@ class Recorder(TorchFunctionMode):
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _calls(self) -> Iterator[None]:
-        """A context in which calls of submodules come by here."""
-        original = nn.Module.__call__
+    def _called(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        path = self._paths.get(module)
+        if self._paused or not path:
+            return original(module, *args, **kwargs)
+        return self._module(path, module, original, args, kwargs)
 
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            path = self._paths.get(module)
-            if self._paused or not path:
-                return original(module, *args, **kwargs)
-            return self._module(path, module, original, args, kwargs)
-
-        nn.Module.__call__ = call
-        try:
-            yield
-        finally:
-            nn.Module.__call__ = original
+    def _applied(self, original: Any, kind: type[Function], args: Any, kwargs: Any) -> Any:
+        if self._paused:
+            return original(*args, **kwargs)
+        return self._run("call_function", Applied(kind), original, args, kwargs)
 
     def _module(self, path: str, module: nn.Module, original: Any, args: Any, kwargs: Any) -> Any:
         depth = len(self._stack)
@@ -166,7 +163,7 @@ class Recorder(TorchFunctionMode):
 
     def _run(self, op: str, target: Any, function: Any, args: Any, kwargs: Any) -> Any:
         """Run a call and record it."""
-        if torch.is_autocast_enabled("cpu") != self._autocast:
+        if self._autocast.entered:
             raise UnrecordableError(f"'{self._title(target)}' is called under autocast")
         node = self._node(op, target, args, kwargs)
         versions = [t._version for t in tensors([args, list(kwargs.values())])]

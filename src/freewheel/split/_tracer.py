@@ -15,7 +15,7 @@ from torch.fx.proxy import ParameterProxy
 
 from freewheel.split._transformer import CONTAINERS
 from freewheel.split._tree import container, entries, map_tensors, rebuild
-from freewheel.split._undisturbed import arguments, raised_by_signal, undisturbed
+from freewheel.split._undisturbed import AutocastWatch, arguments, raised_by_signal, undisturbed
 
 MANUAL_SPLIT = "or cut by hand: a list of stages is always accepted: fw.Trainer([stage0, stage1], ...)"
 
@@ -29,7 +29,7 @@ def record(model: nn.Module, example: Any, whole: dict[str, str], *, training: b
     known = set(vars(model))
     while True:
         tracer = _ModelTracer(example, whole)
-        with undisturbed(model, training=training, seed=int(training)):
+        with undisturbed(model, training=training, seed=int(training)), tracer.autocast:
             try:
                 graph = tracer.trace(model)
             except Exception as error:
@@ -66,6 +66,8 @@ class _ModelTracer(fx.Tracer):
         self.example = example
         self.whole = set(whole)
         self.untraceable: dict[str, str] = {}
+        self.autocast = AutocastWatch()
+        self._grad_enabled = torch.is_grad_enabled()
         self._names: dict[int, tuple[str, Tensor]] = {}  # of parameters and buffers, by their id
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -98,6 +100,12 @@ class _ModelTracer(fx.Tracer):
             proxy = partial(ParameterProxy, self, name=name, param=tensor) if isinstance(tensor, nn.Parameter) else None
             parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {}, proxy_factory_fn=proxy)
         return parameter_proxy_cache[name]
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Reject a context that the graph would not have."""
+        if torch.is_grad_enabled() != self._grad_enabled or self.autocast.entered:
+            raise ValueError("torch.no_grad or autocast is switched within forward, which torch.fx does not see")
+        return super().create_node(*args, **kwargs)
 
     def create_arg(self, a: Any) -> Any:
         """Name buffers and constants, for which the base class searches the model; keep the class of mappings."""

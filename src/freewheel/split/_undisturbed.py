@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from traceback import walk_tb
 from typing import Any
@@ -48,6 +48,39 @@ def undisturbed(model: nn.Module, *, training: bool = True, seed: int = 0) -> It
             with torch.no_grad():
                 for module, name, buffer, saved in buffers:
                     setattr(module, name, buffer.copy_(saved))
+
+
+class AutocastWatch(AbstractContextManager["AutocastWatch"]):
+    """A context that counts the autocast contexts which are entered in it; one that switches it off counts, too.
+
+    Example:
+        >>> with AutocastWatch() as watch, torch.autocast("cpu", enabled=False):
+        ...     watch.entered
+        1
+        >>> watch.entered
+        0
+    """
+
+    def __init__(self) -> None:
+        self.entered = 0
+
+    def __enter__(self) -> AutocastWatch:
+        self._original = torch.autocast.__enter__, torch.autocast.__exit__
+        enter, leave = self._original
+
+        def __enter__(context: torch.autocast) -> Any:  # noqa: N807
+            self.entered += 1
+            return enter(context)
+
+        def __exit__(context: torch.autocast, *error: Any) -> Any:  # noqa: N807
+            self.entered -= 1
+            return leave(context, *error)
+
+        torch.autocast.__enter__, torch.autocast.__exit__ = __enter__, __exit__  # pyright: ignore
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        torch.autocast.__enter__, torch.autocast.__exit__ = self._original
 
 
 def unpacks(example: Any) -> bool:
