@@ -20,6 +20,7 @@ from freewheel.corrections import Gradients
 from freewheel.credit._chain_stage import gradient_norms
 from freewheel.credit._dual_stage import DualInput, DualStage
 from freewheel.plan import Message, Op, Unit
+from freewheel.split import read_directly
 from freewheel.stage import (
     NO_GRAPH,
     Blueprint,
@@ -74,7 +75,11 @@ class ForwardStage(DualStage):
         groups = self.optimizer.param_groups if self.optimizer else ()
         alphas = {id(p): float(group.get("alpha", 1.0)) for group in groups for p in group["params"]}
         tables = [m for m in self.module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
+        others = read_directly(self.module) | {
+            id(p) for m in self.module.modules() if m not in tables for p in m._parameters.values()
+        }
         padding = {id(m.weight): m.padding_idx for m in tables if m.padding_idx is not None}
+        padding = {key: row for key, row in padding.items() if key not in others}
         key, own = (self.config.seed, self.index), self.tangents.each == "micro"
         return Directions(self.tangents, key, named, alphas, padding, self.device, per_micro_batch=own)
 

@@ -47,6 +47,14 @@ class GraphStage(nn.Module):
         self._fw_run = _compile(self._fw_graph)
 
 
+def read_directly(stage: nn.Module) -> set[int]:
+    """The ids of the parameters that a stage uses outside of its submodules, or lends."""
+    if not isinstance(stage, GraphStage):
+        return set()
+    names = {str(node.target) for node in stage._fw_graph.nodes if node.op == "get_attr"}
+    return {id(p) for name, p in stage.named_parameters(remove_duplicate=False) if name in names}
+
+
 def _retargeted(graph: fx.Graph, change: Callable[[Any], Any]) -> fx.Graph:
     """A copy of a graph in which other functions are called."""
     made, known = fx.Graph(), {}

@@ -71,6 +71,15 @@ def convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    """Look up values and tangents; padding has none, as in torch's backward, even if its row of the weight has."""
+    w, dw = _split(weight)
+    if dw is None or padding_idx is None:
+        return F.embedding(input, weight, padding_idx, *args, **kwargs)
+    padding = (input == padding_idx % w.shape[0]).unsqueeze(-1)
+    return dual(F.embedding(input, w, padding_idx, *args, **kwargs), F.embedding(input, dw).masked_fill(padding, 0.0))
+
+
 def batch_norm(
     input: Tensor,
     running_mean: Tensor | None,
@@ -154,6 +163,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     F.conv2d: convolution(F.conv2d),
     F.conv3d: convolution(F.conv3d),
     F.batch_norm: batch_norm,
+    F.embedding: embedding,
     F.scaled_dot_product_attention: attention,
     F.multi_head_attention_forward: multi_head_attention,
     _VF._weight_norm: weight_norm,
