@@ -373,6 +373,86 @@ def loss_under_no_grad() -> Case:
     return replace(in_the_middle(nn.Identity), loss=without_gradients)
 
 
+class Tokens(nn.Module):
+    """The embeddings of a GPT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(11, 8), nn.Embedding(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tokens(x) + self.positions(torch.arange(x.shape[1]))
+
+
+def next_token(out: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(out.reshape(-1, 11), target.reshape(-1))
+
+
+def language_model() -> Case:
+    stages = seeded(
+        lambda: nn.Sequential(Tokens(), Attention()),
+        lambda: nn.Sequential(Attention(), nn.LayerNorm(8)),
+        lambda: nn.Sequential(Attention(), nn.Linear(8, 11, bias=False)),
+    )
+    g = torch.Generator().manual_seed(1)
+    texts = [torch.randint(11, (8, 5), generator=g) for _ in range(6)]
+    return Case(stages, [(text[:, :-1], text[:, 1:]) for text in texts], next_token)
+
+
+def segmentation() -> Case:
+    stages = seeded(
+        lambda: nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU()),
+        lambda: nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(6, 6, 3, padding=1), nn.ReLU()),
+        lambda: nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(6, 4, 1)),
+    )
+    g = torch.Generator().manual_seed(1)
+    images = [torch.randn(8, 3, 4, 4, generator=g) for _ in range(6)]
+    return Case(stages, [(x, (x.argmax(1) + (x[:, 0] > 1)).long()) for x in images])
+
+
+def regression() -> Case:
+    stages = seeded(
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh()),
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh()),
+        lambda: nn.Sequential(nn.Linear(8, 1), nn.Flatten(0)),
+    )
+    return Case(stages, [(x, x.sum(1)) for x, _ in vectors()], F.mse_loss)
+
+
+class ByName(nn.Module):
+    """A layer that is given its input by name."""
+
+    def __init__(self, named: bool) -> None:
+        super().__init__()
+        self.layer, self.named = nn.Linear(8, 8), named
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(input=x) if self.named else self.layer(x)
+
+
+class HeadFirst(nn.Module):
+    """A last stage that registers its last layer first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body = nn.Linear(8, 3), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).tanh())
+
+
+def layers_by_name() -> Case:
+    return in_the_middle(ByName, True)
+
+
+def layers_by_position() -> Case:
+    return in_the_middle(ByName, False)
+
+
+def layers_out_of_order() -> Case:
+    return Case(seeded(lambda: nn.Linear(6, 8), nn.Tanh, HeadFirst), vectors())
+
+
 GONE = "under weights='current' the weights of its forward are gone"
 HOOKED = "module '1.layer' of stages.0. has a backward hook"
 HABITS = [
@@ -425,6 +505,15 @@ HABITS = [
     Habit("a loss with buffers", loss_with_buffers),
     Habit("a detached loss", loss_detached, refuse("loss returned a tensor without a graph")),
     Habit("a loss under no_grad", loss_under_no_grad, refuse("loss returned a tensor without a graph")),
+    Habit("a language model", language_model, refuse(NOT_A_STACK, "dfa")),
+    Habit(
+        "segmentation of images",
+        segmentation,
+        refuse("loss does not take an output of shape .*, that of a head at stage 0", "dgl"),
+    ),
+    Habit("regression of one number", regression),
+    Habit("layers called by name", layers_by_name, twin=layers_by_position),
+    Habit("layers registered out of order", layers_out_of_order),
     Habit("recurrent layers", lstm, refuse("is a Recurrent: feedback supports", *FEEDBACK)),
     # It counts its forwards, and these methods have two for each batch.
     Habit("dropout that begins later", dropout_that_begins_later, refuse("not the one found", "fr", "dsp"), plain=None),

@@ -107,3 +107,18 @@ class Head(nn.Module):
         elif tensor.dim() == 3:
             tensor = tensor.mean(1)
         return tensor.reshape(tensor.shape[0], -1)
+
+
+def forms(out: Tensor, target: Any) -> list[Tensor]:
+    """Return a head's output in the forms that the network's may have: as targets that are floats, or classes last.
+
+    Example:
+        >>> [tuple(form.shape) for form in forms(torch.zeros(4, 1), torch.zeros(4))]
+        [(4,), (4, 1)]
+        >>> [tuple(form.shape) for form in forms(torch.zeros(4, 9, 5), torch.zeros(4, 5).long())]
+        [(4, 5, 9), (4, 9, 5)]
+    """
+    given = isinstance(target, Tensor)
+    if given and target.is_floating_point() and target.shape != out.shape and target.numel() == out.numel():
+        return [out.reshape(target.shape), out]
+    return [out.transpose(1, 2), out] if out.dim() == 3 and out.shape[1] != out.shape[2] else [out]

@@ -90,8 +90,14 @@ class Predictor(nn.Module):
         if not isinstance(target, Tensor) or target.is_floating_point() or target.dim() not in (1, x.dim() - 1):
             raise TypeError(f"labels=True, but the target is {described(target)}: it must be a class for each sample")
         marks = F.one_hot(target.long(), self.classes).to(x.dtype)
-        if marks.dim() == x.dim():
+        if x.dim() == 4 and marks.shape[1:-1] == x.shape[2:]:
+            return marks.movedim(-1, 1)
+        if marks.dim() == x.dim() and x.dim() != 4:
             return marks
+        if target.dim() > 1:
+            raise TypeError(
+                f"labels=True, but the target is {described(target)}: it does not fit an output {tuple(x.shape)}"
+            )
         if x.dim() == 4:
             return marks[:, :, None, None].expand(-1, -1, *x.shape[2:])
         return marks[:, None].expand(-1, x.shape[1], -1)

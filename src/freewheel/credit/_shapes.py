@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from freewheel._errors import check_callable
+from freewheel.split._stages import GraphStage
 
 Kind = tuple[int, int]  # dimensions, width: channels of images, features of positions, otherwise all elements
 
@@ -52,10 +53,32 @@ def check_factory(optimizer: object) -> None:
 
 
 def network_outputs(stages: Sequence[nn.Module]) -> int:
-    """Return the number of outputs of the network's last linear or convolutional layer."""
-    layers = [layer for stage in stages for layer in stage.modules()]
-    widths = [getattr(layer, "out_features", getattr(layer, "out_channels", None)) for layer in layers]
-    known = [width for width in widths if width is not None]
-    if not known:
+    """Return the number of outputs of the last linear or convolutional layer that the network runs.
+
+    Example:
+        >>> network_outputs([nn.Linear(3, 8), nn.Sequential(nn.Linear(8, 5), nn.Softmax(1))])
+        5
+    """
+    width = next(filter(None, map(_outputs, reversed(stages))), None)
+    if width is None:
         raise ValueError("classes=None: no layer of the network has a known number of outputs; give classes")
-    return known[-1]
+    return width
+
+
+def _outputs(module: nn.Module) -> int | None:
+    """Return the number of outputs of the last such layer of a module, None without one."""
+    own = getattr(module, "out_features", getattr(module, "out_channels", None))
+    if own is not None:
+        return own
+    return next(filter(None, map(_outputs, reversed(_children_as_run(module)))), None)
+
+
+def _children_as_run(module: nn.Module) -> list[nn.Module]:
+    """Return the modules that a module calls, in this order if it can be traced, else as they are registered."""
+    if isinstance(module, nn.Sequential):
+        return list(module)
+    try:
+        graph = module._fw_graph if isinstance(module, GraphStage) else fx.Tracer().trace(module)
+    except Exception:  # tracing raises anything
+        return list(module.children())
+    return [module.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"]

@@ -215,7 +215,7 @@ class FeedbackStage(ChainStage):
                 f"layer {number} has {len(h)} samples, but the network's output has {len(signal)}: under "
                 "credit='feedback' every layer must keep the first dimension"
             )
-        signal = signal.flatten(1).to(h.dtype)
+        signal = signal.reshape(len(signal), -1).to(h.dtype)
         weights = self._feedback.of(number, (signal.shape[1], *h.shape[1:]), h)
         return (signal @ weights.flatten(1)).view(h.shape)
 
@@ -223,7 +223,7 @@ class FeedbackStage(ChainStage):
 def _one_hot(target: Tree, outputs: int) -> Tensor:
     """Return classes as one-hot rows, and a target of floats unchanged."""
     if isinstance(target, Tensor) and target.is_floating_point():
-        return target.flatten(1)
+        return target.reshape(len(target), -1)
     if isinstance(target, Tensor) and target.dim() == 1:
         return F.one_hot(target, outputs)
     raise TypeError(f"the target is {described(target)}: under 'drtp' give a class per sample, or a float per output")

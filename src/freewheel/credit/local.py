@@ -24,7 +24,7 @@ from freewheel.corrections import Accumulate, Gradients, map_gradients
 from freewheel.credit._auxiliary import HEAD, AuxiliaryStage
 from freewheel.credit._credit import Credit
 from freewheel.credit._graph import Graph, StoredInput
-from freewheel.credit._heads import Head, HeadOptions, OwnHead
+from freewheel.credit._heads import Head, HeadOptions, OwnHead, forms
 from freewheel.credit._shapes import Kind, network_outputs
 from freewheel.plan import Message, Unit
 from freewheel.stage import (
@@ -111,6 +111,7 @@ class LocalStage(AuxiliaryStage):
         self.passes_back = False
         self._own_loss: Tensor | None = None
         self._every = math.prod(c.every for c in self.options.corrections if isinstance(c, Accumulate))
+        self._form: int | None = None  # of the head's output, found with the first batch
 
     def check(self) -> None:
         """Reject a loss with weights, of which every head would need its own."""
@@ -165,8 +166,25 @@ class LocalStage(AuxiliaryStage):
         if outputs:
             head = self._network_for(outputs)
             seen = [t.to(head.weights[0].dtype) for t in outputs]
-            self._own_loss = self._loss(head.module(seen, to_device(target, self.device)), target)
+            self._own_loss = self._head_loss(head.module(seen, to_device(target, self.device)), target)
         return out
+
+    def _head_loss(self, out: Tensor, target: Tree) -> Tensor:
+        """Return the loss of a head's output, in the first form that the loss takes."""
+        if self._form is not None:
+            return self._loss(forms(out, target)[self._form], target)
+        errors: list[Exception] = []
+        for self._form, form in enumerate(forms(out, target)):
+            try:
+                return self._loss(form, target)
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                errors.append(error)
+        self._form = None
+        raise ValueError(
+            f"loss does not take an output of shape {tuple(out.shape)}, that of a head at stage {self.index} "
+            f"({str(errors[-1]).splitlines()[0]}): under credit='local' heads classify samples or the positions of a "
+            "sequence; use another loss, or a method of the chain rule, such as 'pipedream'"
+        ) from errors[-1]
 
     def _record(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
         """Run a forward and store the graph of the local loss."""

@@ -42,16 +42,16 @@ def detached_inputs(layers: Numbered) -> Iterator[list[tuple[int, Tensor]]]:
     inputs: list[tuple[int, Tensor]] = []
 
     def before(number: int) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> Any:
-            x, *others = args
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            x = _input(args, kwargs)
             if not x.requires_grad:
                 return None
             inputs.append((number, x))
-            return x.detach(), *others
+            return _detached(args, kwargs)
 
         return hook
 
-    handles = [layer.register_forward_pre_hook(before(number)) for layer, number in layers]
+    handles = [layer.register_forward_pre_hook(before(number), with_kwargs=True) for layer, number in layers]
     try:
         yield inputs
     finally:
@@ -64,10 +64,9 @@ def feedback_backward(layers: Numbered, weights: FeedbackWeights) -> Iterator[No
     """Backpropagate through feedback weights for forwards inside the context."""
     entered: list[Tensor] = []  # the inputs of the running layers
 
-    def before(module: nn.Module, args: tuple[Any, ...]) -> Any:
-        x, *others = args
-        entered.append(x)
-        return x.detach(), *others
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        entered.append(_input(args, kwargs))
+        return _detached(args, kwargs)
 
     def after(number: int) -> Any:
         def hook(module: Layer, args: tuple[Any, ...], out: Tensor) -> Any:
@@ -78,13 +77,24 @@ def feedback_backward(layers: Numbered, weights: FeedbackWeights) -> Iterator[No
 
         return hook
 
-    handles = [layer.register_forward_pre_hook(before) for layer, _ in layers]
+    handles = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer, _ in layers]
     handles += [layer.register_forward_hook(after(number)) for layer, number in layers]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Return a layer's input, given by position or by name."""
+    return args[0] if args else kwargs["input"]
+
+
+def _detached(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a layer's arguments with its input detached."""
+    x = _input(args, kwargs).detach()
+    return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "input": x})
 
 
 class _Feedback(torch.autograd.Function):
