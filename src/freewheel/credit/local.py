@@ -171,6 +171,8 @@ class LocalStage(AuxiliaryStage):
 
     def _head_loss(self, out: Tensor, target: Tree) -> Tensor:
         """Return the loss of a head's output, in the first form that the loss takes."""
+        if self._options.heads is not None:  # the user knows the form
+            return self._loss(out, target)
         if self._form is not None:
             return self._loss(forms(out, target)[self._form], target)
         errors: list[Exception] = []
