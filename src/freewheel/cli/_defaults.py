@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from freewheel._errors import one_of
+from freewheel.cli._own import is_own
 from freewheel.cli._traits import tangents_of, uses_feedback, uses_forward_gradients
 from freewheel.methods import Pipeline
 
@@ -49,7 +50,7 @@ def network_defaults(options: TrainOptions, pipeline: Pipeline) -> dict[str, Any
     return {
         "model": model,
         "hidden": IMDB_HIDDEN if options.hidden is None and imdb and recurrent else options.hidden,
-        "batch_size": batch_size if options.batch_size is None else options.batch_size,
+        "batch_size": batch_size if options.batch_size is None and not is_own(options.data) else options.batch_size,
     }
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import freewheel
+from freewheel.cli._own import OwnData, is_own, own_data, own_function, own_model, sized
 from freewheel.cli._ranks import as_rank_0, follows
 from freewheel.cli._settings import Settings
 from freewheel.cli._train_options import TrainOptions
@@ -20,6 +21,7 @@ from freewheel.cli._traits import with_transfer
 from freewheel.cli._transfer import transfer_schedule
 from freewheel.data import Data
 from freewheel.models import Pretrained
+from freewheel.stage import to_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,7 @@ class Job:
     """A run that is ready to start."""
 
     settings: Settings
-    data: Data
+    data: Data | OwnData
     stages: freewheel.Stages
     trainer: freewheel.Trainer
     untrained: nn.Module  # a copy of the network
@@ -44,26 +46,41 @@ class Job:
 def prepare(settings: Settings) -> Job:
     """Load the data, build and cut the network, and make the trainer."""
     options = settings.options
-    data = _load(options)
+    data = own_data(options.data) if is_own(options.data) else _load(options)
     torch.manual_seed(options.seed)
-    choices: dict[str, Any] = settings.model_options(len(data.vocabulary))
-    model = freewheel.models.build(str(options.model), num_classes=data.classes, in_shape=data.in_shape, **choices)
+    model = _build(settings, data)
     pretrained = None if options.pretrained is None else freewheel.models.load_pretrained(model, options.pretrained)
     transfer = transfer_schedule(options, model)
     untrained = copy.deepcopy(model)
-    example, _ = next(data.train.epoch(0))
-    settings, stages, cut = _cut(settings, model, example)
+    settings, stages, cut = _cut(settings, model, data.example())
     method = settings.method if transfer is None else with_transfer(settings.method, transfer)
     return Job(
         settings=settings,
         data=data,
         stages=stages,
-        trainer=_trainer(settings, stages, method, updates=options.epochs * len(data.train)),
+        trainer=_trainer(settings, stages, method, updates=_updates(options, data)),
         untrained=untrained,
         pretrained=pretrained,
         transfer=transfer,
         cut=cut,
     )
+
+
+def _build(settings: Settings, data: Data | OwnData) -> nn.Module:
+    name = str(settings.options.model)
+    if is_own(name):
+        return own_model(name, data.shapes)
+    choices: dict[str, Any] = settings.model_options(len(data.vocabulary))
+    return freewheel.models.build(name, **data.shapes, **choices)
+
+
+def _updates(options: TrainOptions, data: Data | OwnData) -> int:
+    """The updates of the whole run, over which a cosine goes to 0."""
+    if not sized(data.train):
+        if options.schedule != "constant":
+            raise ValueError(f"--schedule {options.schedule}: the loader of {data.name} has no length; give constant")
+        return 0
+    return options.epochs * len(data.train)
 
 
 def _load(options: TrainOptions) -> Data:
@@ -83,9 +100,7 @@ def _load(options: TrainOptions) -> Data:
         raise ValueError(str(error).replace("pass root=", "give --data-root")) from error
 
 
-def _cut(
-    settings: Settings, model: nn.Module, example: torch.Tensor
-) -> tuple[Settings, freewheel.Stages, tuple[int, ...]]:
+def _cut(settings: Settings, model: nn.Module, example: Any) -> tuple[Settings, freewheel.Stages, tuple[int, ...]]:
     """Cut the network where it is asked for, and under torchrun where rank 0 cuts it."""
     if follows():
         settings = as_rank_0(settings)
@@ -95,7 +110,7 @@ def _cut(
         stages = freewheel.split(
             model.to(device),
             None if options.at or options.balance else settings.stages,
-            example=example.to(device),
+            example=to_device(example, device),
             by=options.split or "time",
             at=options.at or None,
             balance=options.balance or None,
@@ -113,12 +128,13 @@ def _trainer(
     settings: Settings, stages: freewheel.Stages, method: freewheel.Method, *, updates: int
 ) -> freewheel.Trainer:
     options = settings.options
+    loss = F.cross_entropy if options.loss is None else own_function("--loss", options.loss)
     cosine = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=updates)
     make = freewheel.Trainer if options.resume is None else partial(freewheel.Trainer.resume, options.resume)
     return make(
         stages,
         method=method,
-        loss=F.cross_entropy,
+        loss=loss,
         optimizer=settings.optimizer_factory(),
         scheduler=None if options.schedule == "constant" else cosine,
         runtime=str(options.runtime),

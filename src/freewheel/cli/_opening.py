@@ -15,12 +15,8 @@ from freewheel.cli._transfer import describe_transfer
 def opening(job: Job, config: Path | None) -> Iterator[str]:
     """The lines that say what will be trained; `config` is where the config that repeats the run was written."""
     settings, options, data = job.settings, job.settings.options, job.data
-    shape = "x".join(map(str, data.in_shape))
     values = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in settings.optimizer_settings().items())
-    yield (
-        f"data     {data.name}: {len(data.train.images):,} {data.things} to train, {len(data.test.images):,} to test, "
-        f"{shape}, {data.classes} classes, batches of {data.train.batch_size}"
-    )
+    yield f"data     {data.description}"
     yield f"model    {options.model}: {job.parameters:,} parameters"
     if job.pretrained is not None:
         yield f"weights  {job.pretrained}"

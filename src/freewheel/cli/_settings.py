@@ -17,6 +17,7 @@ from freewheel.checkpoint import finished
 from freewheel.cli._defaults import OPTIMIZERS, RECURRENT, network_defaults, optimizer_defaults
 from freewheel.cli._method_options import complete_options, find_method, options_of, read_slow
 from freewheel.cli._output import check_file
+from freewheel.cli._own import absolute, check_own, is_own
 from freewheel.cli._train_options import TrainOptions, flag
 from freewheel.cli._traits import uses_forward_gradients
 from freewheel.cli._transfer import check_transfer, transfer_defaults
@@ -78,6 +79,14 @@ def resolve(options: TrainOptions) -> Settings:
         if getattr(options, name) is not None:
             whole_number(flag(name), getattr(options, name), least=1)
     whole_number("--seed", options.seed, least=0)
+    check_own(options, flag)
+    options = replace(
+        options,
+        data=absolute(options.data),
+        model=absolute(options.model),
+        loss=absolute(options.loss),
+        compare=options.compare and not is_own(options.data) and options.loss is None,
+    )
     method = find_method(options.method, options.option)
     options = replace(
         options, option=complete_options(options.method, options.option), **_runtime_defaults(options, method)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -69,9 +68,12 @@ class RunSummary:
         after = f"after {plural(done, 'epoch')}"
         if self.history.interrupted:
             after += f" of {self.job.settings.options.epochs}, interrupted at batch {self.history.batches}"
-        accuracy = math.nan if self.score.metric is None else self.score.metric
         things = self.job.data.things
-        yield f"test accuracy {accuracy:.2%} (loss {self.score.loss:.4f}, {self.score.samples:,} {things}) {after}"
+        samples, loss = f"{self.score.samples:,} {things}", f"loss {self.score.loss:.4f}"
+        if self.score.metric is None:
+            yield f"test {loss} ({samples}) {after}"
+        else:
+            yield f"test accuracy {self.score.metric:.2%} ({loss}, {samples}) {after}"
         if self.images_per_second is None:
             return
         speed = f"{self.images_per_second:,.0f} {things}/s"
@@ -87,13 +89,7 @@ class RunSummary:
         return {
             "arguments": asdict(options),
             "method": self._method(),
-            "data": {
-                "name": job.data.name,
-                "train": len(job.data.train.images),
-                "test": len(job.data.test.images),
-                "classes": job.data.classes,
-                "shape": job.data.in_shape,
-            },
+            "data": job.data.facts,
             "model": {"name": options.model, "parameters": job.parameters},
             "pretrained": None if job.pretrained is None else asdict(job.pretrained),
             "transfer": None if job.transfer is None else asdict(job.transfer),

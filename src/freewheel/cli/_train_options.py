@@ -31,7 +31,12 @@ class TrainOptions:
     """What can be typed after `freewheel train`, or written to the file of `--config`."""
 
     data: Annotated[
-        str, declare(DATA, "NAME", "digits, digits-rows, mnist, fashion-mnist, cifar10, text, imdb or synthetic.")
+        str,
+        declare(
+            DATA,
+            "NAME",
+            "digits, digits-rows, mnist, fashion-mnist, cifar10, text, imdb, synthetic, or FILE.py:FUNCTION.",
+        ),
     ] = "digits"
     data_root: Annotated[Path | None, declare(DATA, "DIR", "Folder with the files; digits needs none.")] = None
     limit: Annotated[int | None, declare(DATA, "N", "Train on the first N samples only.")] = None
@@ -44,7 +49,11 @@ class TrainOptions:
     batch_size: Annotated[int | None, declare(DATA, "N", "Samples in a batch; default: 64, or 75 for imdb.")] = None
 
     model: Annotated[
-        str | None, declare(NETWORK, "NAME", "Such as resnet-20; default: one that suits data and method.")
+        str | None,
+        declare(NETWORK, "NAME", "Such as resnet-20, or FILE.py:FUNCTION; default: one that suits data and method."),
+    ] = None
+    loss: Annotated[
+        str | None, declare(NETWORK, "FILE.py:FUNCTION", "The loss of output and target; default: cross entropy.")
     ] = None
     resize: Annotated[
         int | None, declare(NETWORK, "N", "Enlarge images to NxN first, for networks made for large ones.")

@@ -46,6 +46,33 @@ class Data:
     vocabulary: str | tuple[str, ...] = ""
 
     @property
+    def description(self) -> str:
+        """What there is of it, in words."""
+        shape, count = "x".join(map(str, self.in_shape)), f"{len(self.train.images):,} {self.things} to train"
+        test = f"{len(self.test.images):,} to test"
+        return f"{self.name}: {count}, {test}, {shape}, {self.classes} classes, batches of {self.train.batch_size}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What there is of it, as plain data."""
+        return {
+            "name": self.name,
+            "train": len(self.train.images),
+            "test": len(self.test.images),
+            "classes": self.classes,
+            "shape": self.in_shape,
+        }
+
+    @property
+    def shapes(self) -> dict[str, Any]:
+        """The arguments of a network that suit it."""
+        return {"num_classes": self.classes, "in_shape": self.in_shape}
+
+    def example(self) -> Tensor:
+        """The input of the first batch."""
+        return next(self.train.epoch(0))[0]
+
+    @property
     def things(self) -> str:
         """The name of its samples: images, or sequences."""
         return "images" if len(self.in_shape) == 3 else "sequences"
