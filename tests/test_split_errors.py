@@ -50,6 +50,52 @@ class BranchesOnMode(nn.Module):
         return (self.b(x), x) if self.training else self.b(x)
 
 
+class OwnPrecision(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = torch.tanh(self.a(x))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h = self.b(h)
+        return self.c(torch.tanh(h.float()))
+
+
+class DecidesOnValues(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = self.a(x)
+        while h.norm() > 1:
+            h = h / 2
+        return self.c(torch.tanh(self.b(h)))
+
+
+class DropsLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = torch.tanh(self.a(x))
+        if torch.rand([]) < 0.5:
+            h = torch.tanh(self.b(h))
+        return self.c(h)
+
+
+class OneByOne(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = torch.stack([torch.tanh(self.a(sample)) for sample in x])
+        return self.c(torch.tanh(self.b(h)))
+
+
 class Twice(nn.Module):
     def __init__(self):
         super().__init__()
@@ -99,6 +145,14 @@ REFUSED = [
     (ValueError, r"another path in training than in evaluation .*" + BY_HAND,
      lambda: split(BranchesOnMode(), 2, example=X)),
     (ValueError, r"the submodule 'norm' is used in stage 0 and in stage 1", lambda: split(Twice(), at=["b"])),
+    (ValueError, r"h = self.b\(h\)\): 'b' is called under autocast.*" + BY_HAND,
+     lambda: split(OwnPrecision(), 2, example=X)),
+    (ValueError, r"while h.norm\(\) > 1.*reads the values of a tensor.*" + BY_HAND,
+     lambda: split(DecidesOnValues(), 2, example=X)),
+    (ValueError, r"if torch.rand.*reads the values of a tensor.*" + BY_HAND,
+     lambda: split(DropsLayers(), 2, example=X)),
+    (ValueError, r"something from the number or the values of the samples.*" + BY_HAND,
+     lambda: split(OneByOne(), 2, example=X)),
     (ValueError, r"traced Counts.forward computes something else than the model",
      lambda: split(Counts(), 2, example=X)),
     (TypeError, r"model must be a nn.Module, not list: a list of stages needs no split",
