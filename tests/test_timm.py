@@ -48,12 +48,11 @@ OTHERS: dict[str, tuple[int, dict[str, Any]]] = {
     "regnety_002": (32, {}),
     "regnetz_b16": (32, {}),
     "nf_regnet_b0": (32, {}),
-    "bat_resnext26ts": (256, {}),
     "botnet26t_256": (64, {"img_size": 64}),
     "lambda_resnet26t": (64, {"img_size": 64}),
     "tresnet_m": (32, {}),
     # other convolutional networks
-    "densenet121": (32, {}),
+    "densenet121": (64, {}),
     "vgg11": (32, {"mlp_ratio": 0.02}),
     "inception_v3": (96, {}),
     "legacy_xception": (64, {}),
@@ -68,11 +67,10 @@ OTHERS: dict[str, tuple[int, dict[str, Any]]] = {
     "repvgg_a0": (32, {}),
     "gernet_s": (32, {}),
     "mobileone_s0": (32, {}),
-    "rdnet_tiny": (32, {}),
+    "rdnet_tiny": (32, {"num_init_features": 16, "growth_rates": (16,) * 7, "num_blocks_list": (1,) * 7}),
     "convnext_atto": (32, {}),
     "convnextv2_atto": (32, {}),
     "inception_next_atto": (32, {}),
-    "convmixer_768_32": (28, {"dim": 32, "depth": 6}),
     "fasternet_t0": (32, {}),
     "starnet_s050": (32, {}),
     "mambaout_femto": (32, {}),
@@ -117,18 +115,18 @@ OTHERS: dict[str, tuple[int, dict[str, Any]]] = {
     "levit_128s": (64, {"img_size": 64}),
     "pvt_v2_b0": (32, {}),
     "pit_ti_224": (64, {"img_size": 64}),
-    "twins_svt_small": (64, {"img_size": 64}),
+    "twins_svt_small": (64, {"img_size": 64, "embed_dims": (16, 32, 64, 128), "depths": (1, 1, 2, 1)}),
     "visformer_tiny": (64, {"img_size": 64}),
     "volo_d1_224": (64, {"img_size": 64}),
     "tnt_s_patch16_224": (64, {"img_size": 64}),
     "convit_tiny": (64, {"img_size": 64}),
     "crossvit_tiny_240": (240, {}),
-    "davit_tiny": (64, {}),
+    "davit_tiny": (64, {"embed_dims": (24, 48, 96, 192), "depths": (1, 1, 2, 1)}),
     "nest_tiny": (64, {"img_size": 64}),
-    "focalnet_tiny_srf": (64, {}),
+    "focalnet_tiny_srf": (32, {}),
     "gcvit_xxtiny": (64, {"img_size": 64}),
     "mvitv2_tiny": (64, {"img_size": 64}),
-    "hiera_tiny_224": (64, {"img_size": 64}),
+    "hiera_tiny_224": (64, {"img_size": 64, "embed_dim": 24}),
     "tiny_vit_5m_224": (64, {}),
     "poolformer_s12": (32, {}),
     # no attention
@@ -136,10 +134,15 @@ OTHERS: dict[str, tuple[int, dict[str, Any]]] = {
     "resmlp_12_224": (64, {"img_size": 64}),
     "gmlp_ti16_224": (64, {"img_size": 64}),
     "gmixer_12_224": (64, {"img_size": 64}),
-    "sequencer2d_s": (64, {"img_size": 64}),
+    "sequencer2d_s": (
+        64,
+        {"img_size": 64, "layers": (1, 1, 1, 1), "embed_dims": (12, 24, 24, 24), "hidden_sizes": (3, 6, 6, 6)},
+    ),
 }
+UNEQUAL = {"mvitv2_tiny": "is a list and only tensors can be sent"}  # its blocks pass on the size of the image
+DOUBLE = ("hrnet_w18_small", "mambaout_femto")  # in float32 their convolutions round by the layout of what they get
 ARCHITECTURES = [*QUICK, *(pytest.param(name, marks=exhaustive) for name in OTHERS)]
-SGD = partial(torch.optim.SGD, lr=1e-3)
+SGD = partial(torch.optim.SGD, lr=1e-4)
 
 
 def make(name: str) -> tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]]:
@@ -155,14 +158,16 @@ def make(name: str) -> tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]]:
         for probability in ("p", "drop_prob", "drop_rate", "attn_drop", "drop_p"):
             if type(vars(module).get(probability)) is float:
                 setattr(module, probability, 0.0)
-    return model, [(torch.randn(2, 3, size, size), torch.randint(5, (2,))) for _ in range(3)]
+    dtype = torch.float64 if name in DOUBLE else torch.float32
+    images = torch.randn(3, 2, 3, size, size, dtype=dtype)
+    return model.to(dtype), [(x, torch.randint(5, (2,))) for x in images]
 
 
 def trained(stages: fw.Stages, method: str, runtime: str, batches: list[Any]) -> dict[str, torch.Tensor]:
     """The state of a copy of the network, trained."""
     stages = copy.deepcopy(stages)
-    trainer = fw.Trainer(stages, method=method, loss=F.cross_entropy, optimizer=SGD, runtime=runtime, threads=1)
-    trainer.fit(batches)
+    options = {"runtime": runtime, "threads": 1, "check": method == "bp"}
+    fw.Trainer(stages, method=method, loss=F.cross_entropy, optimizer=SGD, **options).fit(batches)
     return stages.model.state_dict()
 
 
@@ -176,7 +181,8 @@ def differences(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> l
 def test_splits_and_trains(name):
     model, batches = make(name)
     stages = fw.split(copy.deepcopy(model), 3, example=batches[0][0], by="parameters")
-    assert stages.report.speedup > 2 or "is a single layer" in stages.report.bottleneck, str(stages.report)
+    reason = UNEQUAL.get(name, "is a single layer")
+    assert stages.report.speedup > 2 or reason in stages.report.bottleneck, str(stages.report)
 
     optimizer, plain = SGD(model.parameters()), trained(stages, "bp", "simulate", batches)
     with intra_op_threads(1):
