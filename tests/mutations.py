@@ -215,7 +215,7 @@ MUTATIONS = [
     Mutation(
         "dropout-without-seed",
         "stage/_random.py",
-        'if given["generator"] is not None or _active.draws is None:',
+        'if given["generator"] is not None or _active.draws is None or _traced():',
         "if True:",
     ),
     Mutation(

@@ -19,6 +19,7 @@ from spread import exhaustive
 pytestmark = [
     pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True"),
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # torch.compile reads it
 ]
 HABITS: list[Habit] = [
     habit

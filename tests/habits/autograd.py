@@ -453,6 +453,15 @@ def layers_out_of_order() -> Case:
     return Case(seeded(lambda: nn.Linear(6, 8), nn.Tanh, HeadFirst), vectors())
 
 
+def compiled() -> Case:
+    case = in_the_middle(nn.Dropout, 0.3)
+    return replace(case, stages=[torch.compile(stage, backend="eager") for stage in case.stages])
+
+
+def not_compiled() -> Case:
+    return in_the_middle(nn.Dropout, 0.3)
+
+
 GONE = "under weights='current' the weights of its forward are gone"
 HOOKED = "module '1.layer' of stages.0. has a backward hook"
 HABITS = [
@@ -514,6 +523,13 @@ HABITS = [
     Habit("regression of one number", regression),
     Habit("layers called by name", layers_by_name, twin=layers_by_position),
     Habit("layers registered out of order", layers_out_of_order),
+    Habit(
+        "compiled stages",
+        compiled,
+        refuse("is compiled by torch.compile", "pipemare", *FORWARD, "fa", *RACES) | refuse(NOT_A_STACK, "dfa"),
+        twin=not_compiled,
+        plain=None,
+    ),
     Habit("recurrent layers", lstm, refuse("is a Recurrent: feedback supports", *FEEDBACK)),
     # It counts its forwards, and these methods have two for each batch.
     Habit("dropout that begins later", dropout_that_begins_later, refuse("not the one found", "fr", "dsp"), plain=None),

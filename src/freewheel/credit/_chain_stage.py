@@ -24,6 +24,7 @@ from freewheel.stage import (
     Verbs,
     WeightVersions,
     add,
+    check_not_compiled,
     copies,
     flatten,
     map_tensors,
@@ -44,6 +45,12 @@ class ChainStage(Stage):
         self.recomputes = self.delay > 0 and self.schedule.weights == "recompute"
         self._inspects, self._reentrant = True, False
         self._forget()
+
+    def check(self) -> None:
+        """Reject compiled modules whose backward must see other weights than their forward."""
+        super().check()
+        if self.delay and self.schedule.weights == "current":
+            check_not_compiled(self.module, self.index, "weights='current'")
 
     @property
     def learns_as_a_whole(self) -> bool:

@@ -31,6 +31,7 @@ from freewheel.stage import (
     add,
     check_no_hooks,
     check_no_module_hooks,
+    check_not_compiled,
     flatten,
     tensors_among,
     to_device,
@@ -87,6 +88,7 @@ class ForwardStage(DualStage):
         """Reject gradient hooks: there is no backward."""
         check_no_hooks(self.module, self.index, "a method of forward gradients")
         check_no_module_hooks(self.module, self.index, "a method of forward gradients")
+        check_not_compiled(self.module, self.index, "a method of forward gradients")
 
     def _make_weights(self) -> WeightVersions:
         return Live(self.module)

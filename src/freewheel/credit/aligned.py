@@ -15,7 +15,7 @@ from freewheel.credit.chain import Chain
 from freewheel.feedback import FeedbackOptions, FeedbackWeights, feedback_backward
 from freewheel.feedback._numbering import StageLayers, number_all_layers
 from freewheel.plan import Unit
-from freewheel.stage import Blueprint, Stage, Tree, check_no_module_hooks
+from freewheel.stage import Blueprint, Stage, Tree, check_no_module_hooks, check_not_compiled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,7 @@ class AlignedStage(ChainStage):
         """Reject backward hooks on modules, which gradients pass by."""
         super().check()
         check_no_module_hooks(self.module, self.index, "feedback alignment")
+        check_not_compiled(self.module, self.index, "feedback alignment")
 
     def _forget(self) -> None:
         super()._forget()

@@ -24,7 +24,7 @@ from freewheel.racing._interleaving import (
 )
 from freewheel.racing._pool import BuildPool
 from freewheel.runtime import Outcome, Run
-from freewheel.stage import check_no_hooks
+from freewheel.stage import check_no_hooks, check_not_compiled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +119,7 @@ class Racing(Method):
         def race(run: Run) -> Outcome:
             for stage in run.stages:
                 check_no_hooks(stage.module, stage.index, f"method={self.name!r}")
+                check_not_compiled(stage.module, stage.index, f"method={self.name!r}")
             with run.begun(), intra_op_threads(run.threads):
                 pool = self.pool(runtime)(run, self._interleaving(runtime, run.spec.seed))
                 with pool.running():

@@ -6,7 +6,11 @@ from freewheel.stage._blueprint import (
     blueprints as blueprints,
     factory_of as factory_of,
 )
-from freewheel.stage._hooks import check_no_hooks as check_no_hooks, check_no_module_hooks as check_no_module_hooks
+from freewheel.stage._hooks import (
+    check_no_hooks as check_no_hooks,
+    check_no_module_hooks as check_no_module_hooks,
+    check_not_compiled as check_not_compiled,
+)
 from freewheel.stage._loss import (
     has_weights as has_weights,
     loss_of as loss_of,

@@ -1,4 +1,4 @@
-"""Gradient hooks that users have put on parameters: copies of a module get them, too."""
+"""What users have done to modules and parameters: gradient hooks, which copies get too, backward hooks, compiling."""
 
 from __future__ import annotations
 
@@ -40,6 +40,16 @@ def check_hooks(module: nn.Module, stage: int) -> None:
             raise ValueError(
                 f"parameter {name!r} of stages[{stage}] has a post-accumulate-grad hook, which would not be called: "
                 "change gradients by register_hook, and leave the steps to the trainer's optimizer"
+            )
+
+
+def check_not_compiled(module: nn.Module, stage: int, method: str) -> None:
+    """Reject modules that the user has compiled, where the pass is not the one that was compiled."""
+    for name, child in module.named_modules():
+        if "_orig_mod" in child._modules or child._compiled_call_impl is not None:
+            raise ValueError(
+                f"module {name or type(child).__name__!r} of stages[{stage}] is compiled by torch.compile, which "
+                f"{method} does not support: give the module itself; forward gradients compile by compile=True"
             )
 
 

@@ -11,6 +11,7 @@ kernel for it, which calls the same operation with a generator. `torch.vmap` han
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache, partial, wraps
@@ -18,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext
 from torch._ops import OpOverload
 
 from freewheel._seeds import seed_of
@@ -117,8 +119,9 @@ def _reader(read: Callable[..., Tensor], kind: str) -> Callable[..., Tensor]:
     def reads(device: Any = kind) -> Tensor:
         if _active.draws is None:
             return read() if kind == "cpu" else read(device)
-        # A reentrant checkpoint is an autograd.Function, whose forward runs without gradients.
-        _active.draws.saved = "plain" if torch.is_grad_enabled() else "reentrant"
+        if sys._getframe(1).f_globals["__name__"] == "torch.utils.checkpoint":
+            # A reentrant checkpoint is an autograd.Function, whose forward runs without gradients.
+            _active.draws.saved = "plain" if torch.is_grad_enabled() else "reentrant"
         return _active.draws.generator(_placed(device)).get_state()
 
     return reads
@@ -169,13 +172,18 @@ def _given(op: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
 def _seeded(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Call an operation with the generator of its device, unless it is given one."""
     given = _given(op, args, kwargs)
-    if given["generator"] is not None or _active.draws is None:
+    if given["generator"] is not None or _active.draws is None or _traced():
         return _plainly(op, *args, **kwargs)
     known = next((t.device for t in tensors_among(given.values())), given.get("device"))
     device = torch.device(known) if known is not None else torch.get_default_device()
     named = {name: value for name, value in given.items() if name != "self"}
     positional = [given["self"]] if "self" in given else []
     return _plainly(op, *positional, **{**named, "generator": _active.draws.drawn(device)})
+
+
+def _traced() -> bool:
+    """Whether torch.compile is tracing: its code draws when it runs, by random operations of its own."""
+    return TracingContext.try_get() is not None
 
 
 def _dropout(op: OpOverload, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
