@@ -151,7 +151,7 @@ REFUSED = [
      lambda: split(DecidesOnValues(), 2, example=X)),
     (ValueError, r"if torch.rand.*reads the values of a tensor.*" + BY_HAND,
      lambda: split(DropsLayers(), 2, example=X)),
-    (ValueError, r"something from the number or the values of the samples.*" + BY_HAND,
+    (ValueError, r"something from the number, the length or the values of the samples.*" + BY_HAND,
      lambda: split(OneByOne(), 2, example=X)),
     (ValueError, r"traced Counts.forward computes something else than the model",
      lambda: split(Counts(), 2, example=X)),

@@ -31,25 +31,36 @@ def _close(one: Tensor, two: Tensor) -> bool:
 
 
 def check_other_batch(traced: Traced, example: Any) -> None:
-    """Reject a recording that holds for its example only: try one sample more, and in another order."""
-    size = next((t.shape[0] for t in tensors(example) if t.dim()), 0)
+    """Reject a recording that holds for its example only: try one sample more, and shorter sequences.
+
+    A graph that fails on sequences of another length, and does not compute something else, is accepted.
+    """
+    shape = next((t.shape for t in tensors(example) if t.dim()), torch.Size([0]))
 
     def longer(tensor: Tensor) -> Tensor:
-        return torch.cat([tensor[-1:], tensor]) if tensor.dim() and tensor.shape[0] == size else tensor
+        return torch.cat([tensor[-1:], tensor]) if tensor.shape[:1] == shape[:1] else tensor
 
-    other = map_tensors(longer, example)
+    def shorter(tensor: Tensor) -> Tensor:
+        return tensor[:, 1:] if tensor.dim() > 1 and tensor.shape[1] == shape[1:2].numel() else tensor
+
+    if not (_computes(traced, map_tensors(longer, example), fails=False)
+            and _computes(traced, map_tensors(shorter, example), fails=True)):  # fmt: skip
+        raise ValueError(
+            f"model: {type(traced.model).__name__}.forward computes something from the number, the length or the "
+            f"values of the samples that cannot be recorded: move that into a submodule, which is then kept whole, "
+            f"{MANUAL_SPLIT}"
+        )
+
+
+def _computes(traced: Traced, example: Any, *, fails: bool) -> bool:
+    """Whether the graph computes what the model does, if that takes such a batch; `fails` is returned on an error."""
     try:
-        wanted = check_example(traced.model, other)
+        wanted = check_example(traced.model, example)
     except ValueError:
-        return  # the model itself takes no other batches
+        return True
     try:
-        same = agree(observe(traced, other).output, wanted)
+        return agree(observe(traced, example).output, wanted)
     except Exception as error:
         if raised_by_signal(error):
             raise
-        same = False
-    if not same:
-        raise ValueError(
-            f"model: {type(traced.model).__name__}.forward computes something from the number or the values of the "
-            f"samples that cannot be recorded: move that into a submodule, which is then kept whole, {MANUAL_SPLIT}"
-        )
+        return fails

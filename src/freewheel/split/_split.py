@@ -52,8 +52,9 @@ def split(
 
     A ``nn.Sequential`` is cut between its children, and those of nested Sequentials, if that gives stages of about
     equal cost. Any other model is traced with ``torch.fx`` and cut between calls of leaf submodules, functions and
-    methods; submodules that cannot be traced, or that have hooks, are kept whole, and reported. By default a stage
-    does not begin with a call that changes its input in place, if there are enough other places to cut.
+    methods; submodules that cannot be traced, or that have hooks, are kept whole, and reported. Where the model
+    itself cannot be traced, its calls are recorded while it runs on the example. By default a stage does not begin
+    with a call that changes its input in place, if there are enough other places to cut.
 
     Among all splits into contiguous stages, the one whose most expensive stage is cheapest is chosen. Ties are
     broken by the smallest sum of squared costs, then by the smallest messages, then by the latest cuts. If the most
