@@ -309,7 +309,7 @@ def test_a_race_does_not_begin_in_the_middle_of_a_fit(tmp_path: Path):
         ({"method": "hogwild", "replicas": 2}, r"replicas with hogwild"),
         ({"method": "hogwild", "slack": 2}, r"slack with hogwild"),
         ({"method": "hogwild", "slow": {0: (0.5, 0.5)}}, r"slow with hogwild"),
-        ({"method": "async-bu", "autocast": torch.bfloat16}, r"autocast with async-bu"),
+        ({"method": "async-bu", "accumulate": 2}, r"accumulate with async-bu"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, message: str):

@@ -208,7 +208,11 @@ def test_clipping_by_stage_limits_each_stage():
 
 
 @pytest.mark.usefixtures("cpu_bfloat16")
-@pytest.mark.parametrize("name", ["bp", "ddg", "fr", "pipedream", "fdg", "dsp"])
+@pytest.mark.parametrize(
+    "name",
+    ["bp", "ddg", "fr", "pipedream", "fdg", "dsp", "gpipe", "dgl", "dni", "fa", "sdfa", fw.AsyncFGD(scale=0.1)],
+    ids=str,
+)
 def test_autocast_runs_in_bfloat16_and_agrees_between_runtimes(name):
     class Note(nn.Module):
         seen = None
@@ -226,6 +230,33 @@ def test_autocast_runs_in_bfloat16_and_agrees_between_runtimes(name):
     assert Note.seen is torch.bfloat16
     assert results[0][0].dtype is torch.float32
     assert same_bits(*results)
+
+
+@pytest.mark.usefixtures("cpu_bfloat16")
+def test_a_race_of_one_worker_equals_bp_in_bfloat16():
+    def trained(method):
+        stages = network(2)
+        trainer(stages, method, autocast=torch.bfloat16).fit(batches(6))
+        return tensors(*stages)
+
+    assert same_bits(trained("bp"), trained(fw.Hogwild(workers=1)))
+    assert same_bits(trained("bp"), trained(fw.AsyncLU(forward_workers=1, backward_workers=1, queue=0)))
+
+
+@pytest.mark.usefixtures("cpu_bfloat16")
+def test_forward_gradients_in_bfloat16_are_near_those_in_float32():
+    def moved(autocast):
+        stages = network(3)
+        for stage in stages:
+            for module in stage.modules():
+                module.training = not isinstance(module, nn.Dropout)
+        before = tensors(*stages)
+        sgd = partial(torch.optim.SGD, lr=1.0)
+        trainer(stages, fw.FGD(), autocast=autocast, optimizer=sgd).fit(batches(1))
+        return torch.cat([(a - b).flatten() for a, b in zip(tensors(*stages), before)])
+
+    wide, narrow = moved(None), moved(torch.bfloat16)
+    assert (wide - narrow).norm() < 0.05 * wide.norm()
 
 
 def test_random_numbers_belong_to_the_batch_and_the_stage():

@@ -90,7 +90,6 @@ class Racing(Method):
         given = {
             "replicas": config.replicas != 1,
             "clip": config.clip is not None,
-            "autocast": config.autocast is not None,
             "slack": config.slack != 0,
             "accumulate": config.accumulate != 1,
             "scheduler_every='epoch'": config.scheduler_every == "epoch",

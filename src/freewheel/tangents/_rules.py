@@ -111,7 +111,7 @@ def batch_norm(
         dy = dy.add_((shift if db is None else shift + db).view(view))
     elif db is not None:
         dy = dy + db.view(view)
-    return dual(y, dy)
+    return dual(y, dy.to(y.dtype))  # under autocast, weights are wider than inputs
 
 
 def attention(
