@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from freewheel.cli._app import command_line
 
-CACHE = os.path.join(tempfile.gettempdir(), "freewheel-tests")
+CACHE = os.path.join(tempfile.gettempdir(), f"freewheel-tests-{os.getpid()}")  # no other worker writes there
 TERMINAL = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
 
 

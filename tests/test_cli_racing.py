@@ -11,7 +11,7 @@ import torch
 from command_line import freewheel as run
 from spread import rarely
 
-SMALL = ("--epochs", "1", "--limit", "200", "--no-compare")
+SMALL = ("--epochs", "1", "--limit", "200", "--no-compare", "--threads", "1")
 
 
 def good(*arguments: str) -> str:

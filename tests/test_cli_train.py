@@ -64,7 +64,9 @@ def test_the_default_run_learns_digits():
 
 
 def test_replicas_are_told_of_and_give_the_same_weights_on_every_runtime(tmp_path):
-    assert "runtime  threads: 2 stages in each of 2 replicas, 1 thread each" in good(*BRIEF, "--replicas", "2")
+    assert "runtime  threads: 2 stages in each of 2 replicas, 1 thread each" in good(
+        *BRIEF, "--replicas", "2", "--threads", "1"
+    )
     runs = [
         weights(tmp_path / f"{runtime}.pt", *BRIEF, "--replicas", "2", "--runtime", runtime)
         for runtime in ("threads", "simulate")

@@ -275,7 +275,7 @@ class Counting(nn.Module):
 def test_a_backward_ends_with_its_partition():
     model = nn.Sequential(nn.Linear(6, 12), Counting(), nn.Linear(12, 3))
     Counted.count = 0
-    trainer([model], fw.LPPSGD(groups=1)).fit(batches(10))
+    trainer([model], fw.LPPSGD(groups=1), check=False).fit(batches(10))
     assert Counted.count == 5, "only backwards that update the first layer pass the second"
 
 

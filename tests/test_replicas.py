@@ -404,7 +404,7 @@ REFUSED = {
     ),
     "no rows": (
         lambda: trainer(network(2), "bp", replicas=2).fit([(torch.randn(4, 6), torch.zeros(3, dtype=torch.int64))]),
-        "replicas=2 cuts a batch along its first dimension, but this target is not a tensor of 4 rows",
+        "replicas=2 cuts a batch along its first dimension, but this input is not a tensor of 3 rows",
     ),
 }
 

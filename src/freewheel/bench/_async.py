@@ -112,6 +112,7 @@ def _train(contender: RaceContender, seed: int, epochs: int, target: float, limi
         optimizer=OPTIMIZER,
         runtime=contender.runtime,
         threads=contender.threads,
+        check=False,
         seed=seed,
     )
 

@@ -87,6 +87,7 @@ def forward_gradients(net: Net, device: str, *, stages: int = 1, checkpoint: boo
         loss=loss,
         optimizer=SGD,
         runtime="simulate",
+        check=False,
         threads=1,
     )
     return partial(trainer.fit, progress=False)

@@ -22,7 +22,7 @@ from freewheel.check._graph import check_leaves
 from freewheel.check._plain import MismatchError, Plain
 from freewheel.check._recorder import Recorder, nudge
 from freewheel.plan import Plan
-from freewheel.runtime import RUNTIMES, Batch, Before, Feed, Run, RunSpec, seeded, split_samples
+from freewheel.runtime import RUNTIMES, Batch, Before, Feed, Run, RunSpec, StageError, seeded, split_samples
 from freewheel.stage import Blueprint, StageOptions
 
 SAMPLES = 4
@@ -30,7 +30,13 @@ ADVICE = "if this is intended, or the fault is ours, train with check=False"
 
 
 def check_network(
-    model: nn.Module, blueprints: Sequence[Blueprint], batch: Batch, before: Before, *, sequential: bool
+    model: nn.Module,
+    blueprints: Sequence[Blueprint],
+    batch: Batch,
+    before: Before,
+    *,
+    sequential: bool,
+    planned: bool,
 ) -> None:
     """Refuse a network whose stages compute something else than the whole, before a weight has changed.
 
@@ -40,6 +46,7 @@ def check_network(
         batch: The first batch.
         before: What was trained earlier.
         sequential: Whether `model` is nothing but its stages in a row.
+        planned: Whether the result must not depend on timing.
     """
     options = blueprints[0].options
     network = Network(model, [blueprint.module for blueprint in blueprints], options.config.loss)
@@ -48,16 +55,19 @@ def check_network(
             plain, ours = network.copy(), network.copy()
             if plain is None or ours is None:
                 return
-            check = _Check(network, plain, ours, blueprints, some_of(batch, count), before)
+            check = _Check(network, plain, ours, blueprints, some_of(batch, count), before, planned=planned)
             try:
                 if not sequential:
                     check.outputs()
-                expected = check.expected()
+                check.gradients(check.expected())
             except MismatchError:
                 raise
-            except Exception:  # it needs the whole batch, or it fails in plain PyTorch, too: training says how
+            except StageError:  # it may need the whole batch
+                if count == batch.size:
+                    raise
                 continue
-            check.gradients(expected)
+            except Exception:  # likewise; or it fails in plain PyTorch, too: training says how
+                continue
             return
 
 
@@ -72,23 +82,28 @@ class _Check:
         blueprints: Sequence[Blueprint],
         samples: Samples,
         before: Before,
+        *,
+        planned: bool,
     ) -> None:
         options = blueprints[0].options
         self._network, self._samples, self._before, self._blueprints = network, samples, before, blueprints
         self._schedule = replace(options.schedule, credit=options.credit.probe(), norms=False, replicas=1)
         self._config = replace(options.config, loss=ours.loss, clip=None, clip_scope="stage", slow=None, replicas=1)
         self._ours = ours
-        self._plain = Plain(plain, options.config, before.batches)
+        self._plain = Plain(plain, options.config, before.batches, planned=planned)
         self._coarse = options.config.autocast is not None
         # Weights that move show whether a late backward uses those of its forward.
         self._moves = self._schedule.weights == "stash" and options.credit.exact and self._schedule.asynchronous
         self._batches = 2 if self._schedule.asynchronous else 1
 
     def outputs(self) -> None:
-        """Compare the output of the whole network with that of its stages in a row."""
-        network = self._plain.network
-        whole, layers = self._plain.outputs(network.model, self._samples)
-        staged, ours = self._plain.outputs(nn.Sequential(*network.stages), self._samples)
+        """Compare the output of the whole network with that of its stages in a row.
+
+        Each copy makes one forward, so that those with a state of their own remain alike.
+        """
+        plain, ours = self._plain.network, self._ours
+        whole, layers = self._plain.outputs(plain, plain.model, self._samples)
+        staged, ours = self._plain.outputs(ours, nn.Sequential(*ours.stages), self._samples)
         if len(whole) == len(staged) and not any(map(self._differ, staged, whole)):
             return
         wrong = [name for name, out in layers.items() if name in ours and any(map(self._differ, ours[name], out))]
@@ -110,8 +125,8 @@ class _Check:
             size, micro = self._samples.size, self._schedule.micro
             inputs, targets = (split_samples(tree, size, micro, "batch") for tree in (x, target))
             pieces = [(x, y, share) for (x, n, share), (y, _, _) in zip(inputs, targets) if n]
-            expected.append(self._plain.gradients(number, pieces))
-            check_leaves(self._plain, pieces[0], self._network, self._schedule)
+            on_loss = partial(check_leaves, network=self._network, schedule=self._schedule)
+            expected.append(self._plain.gradients(number, pieces, on_loss))
         return expected
 
     def _move(self, versions: Sequence[int]) -> None:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from freewheel.check._copies import Network
-from freewheel.check._plain import MismatchError, Plain
+from freewheel.check._plain import MismatchError
 from freewheel.plan import Schedule
 
 
-def check_leaves(plain: Plain, micro_batch: tuple[Any, Any, float], network: Network, schedule: Schedule) -> None:
+def check_leaves(loss: Tensor, network: Network, schedule: Schedule) -> None:
     """Refuse a loss or a stage that reaches parameters past its module, through a closure or a global name.
 
     The copies' graph then holds parameters of the network itself. In the last stage, if it learns without delay, these
     are the weights that it trains.
     """
     names = network.names
-    reached = {id(leaf) for leaf in leaves_of(plain.loss((0, 0), *micro_batch[:2]))} & set(names)
+    reached = {id(leaf) for leaf in leaves_of(loss)} & set(names)
     last = {id(p) for p in network.stages[-1].parameters()} if not schedule.delays[-1] else set()
     foreign = [name for key, name in names.items() if key in reached - last]
     if foreign:

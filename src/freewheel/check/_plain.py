@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,16 +28,22 @@ class Plain:
         network: The copies.
         config: The options of the run.
         first_batch: The number of the first batch, which random numbers depend on.
+        planned: Whether the result must not depend on timing.
     """
 
-    def __init__(self, network: Network, config: RunConfig, first_batch: int) -> None:
-        self.network, self._config, self._first_batch = network, config, first_batch
+    def __init__(self, network: Network, config: RunConfig, first_batch: int, *, planned: bool) -> None:
+        self.network, self._config, self._first_batch, self._planned = network, config, first_batch, planned
         self._devices = homes(network.stages)
 
-    def outputs(self, module: nn.Module, samples: Samples) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
-        """Return a module's output, and that of each of its layers, all with one generator and without a graph."""
+    def outputs(
+        self, network: Network, module: nn.Module, samples: Samples
+    ) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
+        """Return the output of a network, as one module or in stages, and that of each of its layers.
+
+        All draw from one generator, and there is no graph.
+        """
         layers: dict[str, list[Tensor]] = {}
-        names = {id(m): name for name, m in self.network.model.named_modules()}
+        names = {id(m): name for name, m in network.model.named_modules()}
         with ExitStack() as stack:
             for layer in module.modules():
                 if id(layer) in names and not list(layer.children()):
@@ -49,7 +55,9 @@ class Plain:
             out = module(to_device(samples.fresh()[0], self._devices[0]))
         return tensors_of(out), layers
 
-    def gradients(self, batch: int, micro_batches: Sequence[tuple[Any, Any, float]]) -> dict[int, Tensor | None]:
+    def gradients(
+        self, batch: int, micro_batches: Sequence[tuple[Any, Any, float]], on_loss: Callable[[Tensor], None]
+    ) -> dict[int, Tensor | None]:
         """Return the gradient of each parameter, by its id, with the random numbers of a batch."""
         found: list[Tensor | None] = [None] * len(self.network.parameters)
         for micro, (x, target, share) in enumerate(micro_batches):
@@ -59,6 +67,7 @@ class Plain:
                     "loss returned a tensor without a graph, so that nothing could be learned from it: compute it from "
                     "the output with differentiable functions, without detach() or torch.no_grad()"
                 )
+            on_loss(loss)
             new = torch.autograd.grad(loss, self.network.parameters, allow_unused=True)
             found = [b if a is None else a if b is None else a + b for a, b in zip(found, new)]
         return {id(p): g for p, g in zip(self.network.parameters, found)}
@@ -69,11 +78,14 @@ class Plain:
         last = len(self.network.stages) - 1
         for k, (stage, device) in enumerate(zip(self.network.stages, self._devices)):
             draws = SeededDraws(self._config.seed, k, self._first_batch + batch, micro)
-            with torch.enable_grad(), self._casts(device), draws, _own_generators(f"stages[{k}]"):
+            with torch.enable_grad(), self._casts(device), draws, self._watched(f"stages[{k}]"):
                 x = stage(to_device(x, device))
                 if k == last:
                     return self.network.loss(x, to_device(target, device))
         raise AssertionError("no stage")
+
+    def _watched(self, what: str) -> AbstractContextManager[None]:
+        return _own_generators(what) if self._planned else nullcontext()
 
     def _casts(self, device: torch.device) -> Any:
         dtype = self._config.autocast

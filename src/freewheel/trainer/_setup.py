@@ -44,7 +44,8 @@ class Setup:
         """Refuse a network whose stages compute something else than the whole."""
         stages = self.blueprints[: self.options.schedule.stages]
         if batch is not None:
-            check_network(self.model, stages, batch, before, sequential=isinstance(self.model, StageSequence))
+            sequential, planned = isinstance(self.model, StageSequence), self.method.planned
+            check_network(self.model, stages, batch, before, sequential=sequential, planned=planned)
 
 
 def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig) -> Setup:
