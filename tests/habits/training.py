@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -226,6 +228,112 @@ def loop_with_names(case: Case) -> None:
     steps(case, no_decay([pair for m in case.stages for pair in m.named_parameters()]))
 
 
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+def accumulating() -> Case:
+    return three(accumulate=3)
+
+
+def loop_accumulating(case: Case) -> None:
+    optimizer = optimizer_of(case)
+    for i, (x, y) in enumerate(case.batches):
+        (case.loss(case.forward(x), y) / 3).backward()
+        if i % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def halved(optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+def by_epoch() -> Case:
+    return three(scheduler=halved, scheduler_every="epoch")
+
+
+def on_a_plateau(optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.9)
+
+
+def plateaus() -> Case:
+    return three(scheduler=on_a_plateau)
+
+
+def for_three_epochs(trainer: fw.Trainer, case: Case) -> None:
+    trainer.fit(case.batches, epochs=3)
+
+
+def loop_by_epoch(case: Case) -> None:
+    optimizer = optimizer_of(case)
+    scheduler = halved(optimizer)
+    for _ in range(3):
+        steps(case, optimizer)
+        scheduler.step()
+
+
+def loop_on_a_plateau(case: Case) -> None:
+    optimizer = optimizer_of(case)
+    scheduler = on_a_plateau(optimizer)
+    for _ in range(3):
+        total = 0.0
+        for x, y in case.batches:
+            optimizer.zero_grad()
+            loss = case.loss(case.forward(x), y)
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+        scheduler.step(total / len(case.batches))
+
+
+def warm_restart() -> Case:
+    return three(scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingWarmRestarts, T_0=4))
+
+
+def loop_by_batch(case: Case) -> None:
+    optimizer = optimizer_of(case)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=4)
+    for x, y in case.batches:
+        optimizer.zero_grad()
+        case.loss(case.forward(x), y).backward()
+        optimizer.step()
+        scheduler.step()
+
+
+def nine_steps(trainer: fw.Trainer, case: Case) -> None:
+    trainer.fit(case.batches, max_steps=9)
+
+
+def loop_of_nine_steps(case: Case) -> None:
+    case.batches = (list(case.batches) * 2)[:9]
+    steps(case, optimizer_of(case))
+
+
+def in_place() -> nn.Module:
+    return nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 8), nn.Tanh())
+
+
+def edited() -> Case:
+    return Case(seeded(in_place, middle, last), vectors())
+
+
+def watched(trainer: fw.Trainer, case: Case) -> None:
+    trainer.evaluate(case.batches)
+    trainer.fit(case.batches, validate=case.batches, callbacks=[lambda end: end.model().train()])
+    trainer.predict(case.batches)
+    trainer.fit(case.batches)
+
+
+def loop_edited(case: Case) -> None:
+    optimizer = optimizer_of(case)
+    for _ in range(2):
+        for x, y in vectors():
+            optimizer.zero_grad()
+            case.loss(case.forward(x), y).backward()
+            optimizer.step()
+
+
+RACE = refuse("with async-lu", "async-lu")
 STATELESS = tuple(name for name in METHODS if name != "pipemare")  # its corrections have a state for each weight
 HABITS = [
     Habit("eval mode between two fits", statistics, fit=evaluated_between, plain=loop_evaluated_between),
@@ -251,4 +359,10 @@ HABITS = [
     Habit("triples without positions", unsaid_triples, refuse("of length 3 as batch 0: it must give pairs")),
     Habit("inputs that require a gradient", with_gradient, refuse("requires a gradient as batch 0")),
     Habit("parameter groups by name", named_groups, plain=loop_with_names),
+    Habit("accumulation", accumulating, RACE, plain=loop_accumulating),
+    Habit("a scheduler by batch", warm_restart, plain=loop_by_batch),
+    Habit("a scheduler by epoch", by_epoch, RACE, fit=for_three_epochs, plain=loop_by_epoch),
+    Habit("a scheduler on a plateau", plateaus, RACE, fit=for_three_epochs, plain=loop_on_a_plateau),
+    Habit("a number of steps", three, fit=nine_steps, plain=loop_of_nine_steps),
+    Habit("an in-place first layer, watched", edited, fit=watched, plain=loop_edited),
 ]
