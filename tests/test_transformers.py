@@ -74,6 +74,24 @@ def whisper(attention):
     return WhisperEncoder(hf.WhisperConfig(**size, **sound, dropout=0.0, attn_implementation=attention))
 
 
+def albert(attention):
+    """Layers that share their weights: all stages but the first borrow them."""
+    size = {"vocab_size": WORDS, "embedding_size": 8, "hidden_size": 8, "num_hidden_layers": 3}
+    more = {"num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 16, "num_labels": CLASSES}
+    rates = dict.fromkeys(["hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob"], 0.0)
+    return hf.AlbertForSequenceClassification(hf.AlbertConfig(**size, **more, **rates, attn_implementation=attention))
+
+
+def bart(attention):
+    size = {"vocab_size": WORDS, "d_model": 8, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    ends = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "forced_eos_token_id": 2}
+    config = hf.BartConfig(
+        **size, **heads, **ends, decoder_start_token_id=2, dropout=0.0, attn_implementation=attention
+    )
+    return hf.BartForConditionalGeneration(config)
+
+
 def words(g, length=6):
     return torch.randint(2, WORDS, (4, length), generator=g)
 
@@ -106,6 +124,8 @@ MODELS = {
     "vit": (vit, "eager", images, (4,)),
     "t5": (t5, "eager", pairs, (4, 5)),
     "whisper": (whisper, "sdpa", sounds, (4, 10)),
+    "albert": (albert, "eager", texts, (4,)),
+    "bart": (bart, "sdpa", pairs, (4, 5)),
 }
 
 
