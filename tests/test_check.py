@@ -164,3 +164,54 @@ def test_a_network_that_needs_its_batch_size(looked):
 
     trainer([nn.Linear(6, 6), Fixed()], "pipedream").fit(batches(3))
     assert looked == [2]
+
+
+def test_masks_of_gradients_that_copies_of_weights_would_not_have(monkeypatch):
+    monkeypatch.setattr("freewheel.stage._weights._hooked", lambda copy, weight: copy)
+    stages = network(3)
+    stages[0][0][0].weight.register_hook(lambda g: g * 0)
+    refused(stages, "the gradient of 'stages.0.*weight' is not the one found", "pipedream")
+
+
+class Scaled(nn.Module):
+    """A loss with a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, out, y):
+        return F.cross_entropy(out * self.scale, y)
+
+
+def test_a_loss_whose_weights_no_stage_has(monkeypatch):
+    monkeypatch.setattr("freewheel.trainer._setup.with_loss", lambda modules, loss: list(modules))
+    refused(network(2), "no stage trains 'loss.scale'", loss=Scaled())
+
+
+@pytest.mark.parametrize("fixed", ["backward", "generators"])
+def test_checkpoints_that_are_run_again_otherwise(fixed, monkeypatch):
+    """Activation checkpointing, if the backward had the newest weights, or a generator of its own."""
+    from freewheel.stage import Stash, _random, _weights
+    from habits.autograd import checkpointed
+
+    case = checkpointed()
+    if fixed == "backward":
+        monkeypatch.setattr(Stash, "backward", _weights.WeightVersions.backward)
+    else:
+        monkeypatch.setattr(_random.SeededDraws, "generator", lambda self, device: torch.default_generator)
+    refused(case.stages, "the gradient of|which has changed", "pipedream", data=case.batches)
+
+
+def test_weights_in_lists_that_would_be_the_live_ones(monkeypatch):
+    from freewheel.stage import _weights
+    from habits.autograd import parameters_in_lists
+
+    def registered(module, live):
+        found = [(child._parameters, name, p) for child in module.modules() for name, p in child._parameters.items()]
+        return [[(holder, name) for holder, name, p in found if p is weight] for weight in live]
+
+    monkeypatch.setattr(_weights, "_slots", registered)
+    monkeypatch.setattr(_weights.WeightVersions, "check", lambda *arguments: None)
+    case = parameters_in_lists()
+    refused(case.stages, "layer.weight", "pipedream", data=case.batches)

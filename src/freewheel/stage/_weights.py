@@ -285,7 +285,7 @@ def _slots(module: nn.Module, live: Sequence[nn.Parameter]) -> list[list[Slot]]:
     slots: dict[int, list[Slot]] = {id(p): [] for p in live}
     for child in module.modules():
         lists = [value for value in vars(child).values() if type(value) is list]
-        dicts = [child._parameters, *(value for value in vars(child).values() if type(value) is dict)]
+        dicts = [value for value in vars(child).values() if type(value) is dict]  # `_parameters` is one of them
         for holder, items in [*((d, d.items()) for d in dicts), *((each, enumerate(each)) for each in lists)]:
             for key, value in items:
                 if id(value) in slots:
