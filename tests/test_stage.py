@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -321,3 +323,22 @@ def test_recurrent_stages_learn_late(kind):
             trainer(stages, method, runtime=runtime).fit(loader)
             results.append(tensors(*stages))
         assert same_bits(*results)
+
+
+def test_threads_that_are_the_first_to_draw_do_not_get_in_each_others_way():
+    """In a process of its own: what is registered for random numbers is registered once."""
+    program = (
+        "import threading, torch\n"
+        "from freewheel.stage import SeededDraws\n"
+        "barrier, errors = threading.Barrier(8), []\n"
+        "def draw():\n"
+        "    barrier.wait()\n"
+        "    try:\n"
+        "        with SeededDraws(1): errors.append(torch.rand(1).item())\n"
+        "    except Exception as error: errors.append(error)\n"
+        "threads = [threading.Thread(target=draw) for _ in range(8)]\n"
+        "[t.start() for t in threads]\n"
+        "[t.join() for t in threads]\n"
+        "assert len(set(errors)) == 1, errors\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=200)

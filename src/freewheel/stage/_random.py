@@ -87,9 +87,17 @@ class _Registered(NamedTuple):
     libraries: tuple[Any, ...]
 
 
-@cache
+_lock = threading.Lock()
+
+
 def _registered() -> _Registered:
-    """Register the kernels of random operations, once per process."""
+    """Register the kernels of random operations, once per process, whichever thread is first."""
+    with _lock:
+        return _register()
+
+
+@cache
+def _register() -> _Registered:
     others, library = torch.library.Library("_", "IMPL", _KEY), torch.library.Library("aten", "IMPL", _KEY)
     others.fallback(torch.library.fallthrough_kernel)
     for schema in torch._C._jit_get_all_schemas():
