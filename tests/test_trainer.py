@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from functools import partial
 
@@ -286,3 +288,36 @@ def test_an_accumulation_refuses_weights_that_are_frozen_in_its_middle():
     stages[0][0][0].weight.requires_grad_(False)
     with pytest.raises(ValueError, match="in the middle of an accumulation"):
         made.fit(batches(3))
+
+
+def test_a_second_ctrl_c_stops_at_once_with_a_stage_that_is_stuck(monkeypatch):
+    stuck, told, free = threading.Event(), threading.Event(), threading.Event()
+
+    class Stuck(nn.Module):
+        def forward(self, x):
+            stuck.set()
+            free.wait()
+            return x
+
+    class Listener:
+        def write(self, text):
+            told.set()  # of the first Ctrl-C: the batches under way are to be finished
+
+        def flush(self):
+            pass
+
+    def ctrl_c():
+        for event in (stuck, told):
+            event.wait()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("sys.stderr", Listener())
+    made = trainer(
+        [nn.Linear(6, 6), nn.Sequential(Stuck(), nn.Linear(6, 3))], "pipedream", runtime="threads", check=False
+    )
+    thread = threading.Thread(target=ctrl_c)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        made.fit(batches(20), progress=False)
+    free.set()
+    thread.join()
