@@ -267,6 +267,25 @@ MUTATIONS = [
         "if sent.unit != action.unit:",
         "if False:",
     ),
+    # -- tied weights and recorded models
+    Mutation(
+        "lent-weight-gets-no-gradient", "split/_tied.py", "return weight.clone()", "return weight.detach().clone()"
+    ),
+    Mutation(
+        "lent-weight-aliases-the-live-one", "split/_tied.py", "return weight.clone()", "return weight.view_as(weight)"
+    ),
+    Mutation(
+        "recorded-without-no-grad",
+        "split/_recorder.py",
+        "if not torch.is_grad_enabled() and holds_tensor(out) and not edited:",
+        "if False:",
+    ),
+    Mutation(
+        "traced-without-no-grad",
+        "split/_tracer.py",
+        "if torch.is_grad_enabled() != self._grad_enabled or self.autocast.entered:",
+        "if False:",
+    ),
 ]
 
 
