@@ -58,8 +58,8 @@ MUTATIONS = [
     Mutation(
         "stash-not-copied",
         "stage/_weights.py",
-        "copy = [p.detach().clone().requires_grad_() for p in self.live]",
-        "copy = [p.detach().requires_grad_() for p in self.live]",
+        "copy = [_hooked(p.detach().clone().requires_grad_(), p) for p in self.live]",
+        "copy = [_hooked(p.detach().requires_grad_(), p) for p in self.live]",
     ),
     Mutation(
         "stash-one-copy-for-all-versions",
@@ -109,14 +109,14 @@ MUTATIONS = [
     Mutation(
         "dropout-the-same-in-all-stages",
         "stage/_stage.py",
-        "key = self.config.seed, self.index, self.first_batch + batch,",
-        "key = self.config.seed, self.first_batch + batch,",
+        "SeededDraws(self.config.seed, self.index, self.first_batch + batch,",
+        "SeededDraws(self.config.seed, self.first_batch + batch,",
     ),
     Mutation(
         "dropout-the-same-in-all-micro-batches",
         "stage/_stage.py",
-        "self.first_batch + batch, self.first_micro_batch + micro\n",
-        "self.first_batch + batch\n",
+        "self.first_batch + batch, self.first_micro_batch + micro)\n",
+        "self.first_batch + batch)\n",
     ),
     Mutation(
         "tangents-the-same-for-all-weights",
