@@ -8,7 +8,9 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
+import os
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,3 +197,22 @@ def test_splits_and_trains(name):
         assert (
             differences(trained(stages, method, "simulate", batches), trained(stages, method, "threads", batches)) == []
         )
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    """Worker processes that can import torchvision."""
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent / "startup"), os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", path)
+
+
+@exhaustive
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name", ["test_resnet", "test_efficientnet", "vit_tiny_patch16_224", "test_vit", "coat_lite_tiny"]
+)
+def test_trains_in_processes(name, workers):
+    model, batches = make(name)
+    stages = fw.split(model, 3, example=batches[0][0], by="parameters")
+    runs = [trained(stages, "pipedream", runtime, batches) for runtime in ("simulate", "processes")]
+    assert differences(*runs) == []

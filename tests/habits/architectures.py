@@ -90,7 +90,7 @@ class Tokens(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.cat([self.first.expand(x.shape[0], -1, -1), x], dim=1) + self.position
-        return self.norm(self.block(x))[:, :1]
+        return self.norm(self.block(x + x.mean(1, keepdim=True)))[:, :1]
 
 
 class Branches(nn.Module):

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, fx, nn
 
 from freewheel.split._learned import learned
 from freewheel.split._line import Item, Line
 from freewheel.split._tied import Ownership
+from freewheel.split._tree import entries, rebuild
 
 
 class GraphStage(nn.Module):
@@ -39,11 +40,11 @@ class GraphStage(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in vars(self).items() if name != "_fw_run"}
-        return {**state, "_fw_graph": _retargeted(self._fw_graph, ByName.of)}
+        return {**state, "_fw_graph": _listed(self._fw_graph)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._fw_graph = _retargeted(self._fw_graph, ByName.resolve)
+        self._fw_graph = _rebuilt(state["_fw_graph"])
         self._fw_run = _compile(self._fw_graph)
 
 
@@ -55,13 +56,36 @@ def read_directly(stage: nn.Module) -> set[int]:
     return {id(p) for name, p in stage.named_parameters(remove_duplicate=False) if name in names}
 
 
-def _retargeted(graph: fx.Graph, change: Callable[[Any], Any]) -> fx.Graph:
-    """A copy of a graph in which other functions are called."""
-    made, known = fx.Graph(), {}
-    for node in graph.nodes:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
-        known[node] = made.create_node(node.op, change(node.target), args, kwargs, name=node.name)
-    return made
+class _Place(NamedTuple):
+    """A node as an argument: its place in the list."""
+
+    number: int
+
+
+def _listed(graph: fx.Graph) -> list[tuple[Any, ...]]:
+    """A graph as a list of its nodes; pickle follows a graph from node to node, too deep for a large one."""
+    places = {node: _Place(i) for i, node in enumerate(graph.nodes)}
+    return [
+        (n.op, ByName.of(n.target), *fx.map_arg((n.args, n.kwargs), places.__getitem__), n.name) for n in graph.nodes
+    ]
+
+
+def _rebuilt(listed: list[tuple[Any, ...]]) -> fx.Graph:
+    """Invert `_listed`."""
+    graph, made = fx.Graph(), []
+    for op, target, args, kwargs, name in listed:
+        args, kwargs = (_with_nodes(value, made) for value in (args, kwargs))
+        made.append(graph.create_node(op, ByName.resolve(target), args, kwargs, name=name))
+    return graph
+
+
+def _with_nodes(value: Any, made: list[fx.Node]) -> Any:
+    if type(value) is _Place:
+        return made[value.number]
+    if isinstance(value, slice):
+        return slice(*(_with_nodes(part, made) for part in (value.start, value.stop, value.step)))
+    found = entries(value)
+    return rebuild(value, [_with_nodes(entry, made) for _, entry in found]) if found else value
 
 
 @dataclass(frozen=True)
