@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 Hooks = Mapping[str, Sequence[Callable[..., Any]]]  # by the name of the parameter
 M = TypeVar("M", bound=nn.Module)
@@ -34,8 +35,13 @@ def with_hooks(module: M, hooks: Hooks) -> M:
 
 
 def check_hooks(module: nn.Module, stage: int) -> None:
-    """Reject hooks that wait for a gradient to be accumulated."""
+    """Reject hooks that wait for a gradient to be accumulated, and parameters that have no shape yet."""
     for name, p in module.named_parameters():
+        if is_lazy(p):
+            raise ValueError(
+                f"parameter {name!r} of stages[{stage}] has no shape yet (a lazy module): run the network on one batch "
+                "before you make the trainer"
+            )
         if getattr(p, "_post_accumulate_grad_hooks", None):
             raise ValueError(
                 f"parameter {name!r} of stages[{stage}] has a post-accumulate-grad hook, which would not be called: "
