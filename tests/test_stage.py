@@ -342,3 +342,9 @@ def test_threads_that_are_the_first_to_draw_do_not_get_in_each_others_way():
         "assert len(set(errors)) == 1, errors\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=200)
+
+
+def test_lazy_modules_are_refused_before_they_get_their_shape():
+    trainer = fw.Trainer([nn.LazyLinear(4), nn.Linear(4, 2)], loss=F.cross_entropy, optimizer=torch.optim.SGD)
+    with pytest.raises(ValueError, match=r"parameter 'weight' of stages\[0\] has no shape yet \(a lazy module\)"):
+        trainer.fit([(torch.zeros(3, 5), torch.zeros(3).long())])

@@ -29,6 +29,7 @@ def far_apart(ours: Tensor, theirs: Tensor, scale: float = 0.0, coarse: bool = F
         return True
     if not (theirs.is_floating_point() or theirs.is_complex()):
         return not torch.equal(ours.to(theirs.device), theirs)
+    ours, theirs = ours.to_dense(), theirs.to_dense()
     wide = torch.complex128 if theirs.is_complex() else torch.float64
     a, b = ours.detach().to("cpu", wide), theirs.detach().to("cpu", wide)
     if not torch.equal(a.isfinite(), b.isfinite()):
@@ -41,5 +42,5 @@ def far_apart(ours: Tensor, theirs: Tensor, scale: float = 0.0, coarse: bool = F
 
 def norm(gradients: Sequence[Tensor | None]) -> float:
     """Return the norm of all gradients together."""
-    norms = [torch.linalg.vector_norm(g.detach()).item() for g in gradients if g is not None]
+    norms = [torch.linalg.vector_norm(g.detach().to_dense()).item() for g in gradients if g is not None]
     return math.hypot(*[n for n in norms if math.isfinite(n)])

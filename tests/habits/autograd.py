@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
 
 from habits._habit import FEEDBACK, FORWARD, METHODS, RACES, Case, Habit, refuse, seeded, vectors
@@ -462,7 +463,188 @@ def not_compiled() -> Case:
     return in_the_middle(nn.Dropout, 0.3)
 
 
+class Square(torch.autograd.Function):
+    """A square with a derivative written by hand."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradients[0]
+
+
+class Squared(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Square.apply(x)  # pyright: ignore[reportReturnType]
+
+
+class Penalized(nn.Module):
+    """A layer that uses its own gradient by the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x if x.requires_grad else x.detach().requires_grad_()
+            y = self.layer(x).tanh()
+            (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return y + gradient
+
+
+class Partly(nn.Module):
+    """Parts without gradients: frozen, unused, detached and under no_grad; and one layer used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.unused, self.watched = (nn.Linear(8, 8) for _ in range(3))
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            mean = self.watched(x).mean()
+        return self.layer(self.layer(self.frozen(x)).tanh()) - mean + 0.1 * x.detach()
+
+
+class Fourier(nn.Module):
+    """A layer with complex weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.3 * torch.randn(5, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=8)
+
+
+class Centered(nn.Module):
+    """A layer that keeps a mean in a buffer, changed in place or replaced, and uses it."""
+
+    mean: Tensor
+
+    def __init__(self, replaces: bool) -> None:
+        super().__init__()
+        self.layer, self.replaces = nn.Linear(8, 8), replaces
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        new = y.detach().mean(0)
+        if self.replaces:
+            self.mean = 0.9 * self.mean + 0.1 * new
+        else:
+            self.mean.mul_(0.9).add_(new, alpha=0.1)
+        return y - self.mean
+
+
+class InPlace(nn.Module):
+    """A layer whose output is changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        y += 1
+        y[:, 0] = 0.5
+        return F.relu_(y)
+
+
+class Symmetric(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.triu() + x.triu(1).T
+
+
+def parametrized() -> nn.Module:
+    return nn.Sequential(
+        parametrize.register_parametrization(nn.Linear(8, 8), "weight", Symmetric()),
+        parametrizations.weight_norm(nn.Linear(8, 8)),
+        parametrizations.spectral_norm(nn.Linear(8, 8)),
+    )
+
+
+def custom_functions() -> Case:
+    return in_the_middle(Squared)
+
+
+def gradients_in_forward() -> Case:
+    return in_the_middle(Penalized)
+
+
+def parts_without_gradients() -> Case:
+    return in_the_middle(Partly)
+
+
+def complex_weights() -> Case:
+    return in_the_middle(Fourier)
+
+
+def buffers_changed() -> Case:
+    return in_the_middle(Centered, False)
+
+
+def buffers_replaced() -> Case:
+    return in_the_middle(Centered, True)
+
+
+def activations_in_place() -> Case:
+    return in_the_middle(InPlace)
+
+
+def parametrizations_of_weights() -> Case:
+    return in_the_middle(parametrized)
+
+
+def cumulative_batch_norm() -> Case:
+    return in_the_middle(partial(nn.BatchNorm1d, 8, momentum=None))
+
+
+def double_precision() -> Case:
+    case = in_the_middle(nn.LayerNorm, 8)
+    return replace(case, stages=[s.double() for s in case.stages], batches=[(x.double(), y) for x, y in case.batches])
+
+
+class Bag(nn.Module):
+    """Embeddings with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.bag = nn.Embedding(11, 8, sparse=True), nn.EmbeddingBag(11, 8, mode="sum", sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.words(x).mean(1) + self.bag(x)
+
+
+def sparse_gradients() -> Case:
+    stages = seeded(Bag, lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh()), lambda: nn.Linear(8, 3))
+    g = torch.Generator().manual_seed(1)
+    texts = [(torch.randint(11, (8, 5), generator=g), torch.randint(3, (8,), generator=g)) for _ in range(6)]
+    return Case(stages, texts, optimizer=partial(torch.optim.SGD, lr=0.1))
+
+
+def adam_of_all_kinds() -> Case:
+    adam = partial(torch.optim.AdamW, lr=0.01, amsgrad=True, maximize=False, weight_decay=0.1, fused=True)
+    return replace(in_the_middle(nn.LayerNorm, 8), optimizer=adam)
+
+
+def no_decay_of_vectors(parameters: Any) -> torch.optim.Optimizer:
+    matrices, vectors = ([p for p in parameters if (p.dim() > 1) is wide] for wide in (True, False))
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0, "lr": 0.02}]
+    return torch.optim.SGD([group for group in groups if group["params"]], lr=0.05)
+
+
+def parameter_groups() -> Case:
+    return replace(in_the_middle(nn.LayerNorm, 8), optimizer=no_decay_of_vectors)
+
+
 GONE = "under weights='current' the weights of its forward are gone"
+REDONE = "is not the one found in plain PyTorch"
 HOOKED = "module '1.layer' of stages.0. has a backward hook"
 HABITS = [
     Habit(
@@ -530,6 +712,37 @@ HABITS = [
         twin=not_compiled,
         plain=None,
     ),
+    Habit("autograd functions of one's own", custom_functions, refuse("Square has no forward derivative", *FORWARD)),
+    Habit(
+        "gradients within the forward",
+        gradients_in_forward,
+        refuse("bypasses the dual pass", *FORWARD) | refuse(NOT_A_STACK, "dfa"),
+    ),
+    Habit(
+        "parts without gradients",
+        parts_without_gradients,
+        refuse(NOT_A_STACK, "dfa"),
+        still=("unused", "watched"),
+    ),
+    Habit("complex weights", complex_weights, refuse("is a Fourier: feedback supports", *FEEDBACK)),
+    Habit("buffers changed in place", buffers_changed, refuse(REDONE, "fr", "dsp") | refuse(NOT_A_STACK, "dfa")),
+    Habit("buffers replaced", buffers_replaced, refuse(REDONE, "fr", "dsp") | refuse(NOT_A_STACK, "dfa")),
+    Habit("activations changed in place", activations_in_place, refuse(NOT_A_STACK, "dfa")),
+    Habit(
+        "parametrizations",
+        parametrizations_of_weights,
+        refuse("is a ParametrizationList: feedback", *FEEDBACK) | refuse(REDONE, "fr", "dsp"),
+        still=("original0",),
+    ),
+    Habit("batch norm with a cumulative mean", cumulative_batch_norm, still=("0.bias", "1.weight")),
+    Habit("double precision", double_precision),
+    Habit(
+        "sparse gradients",
+        sparse_gradients,
+        refuse("is a EmbeddingBag: feedback supports", *FEEDBACK) | refuse("_embedding_bag has no forward", *FORWARD),
+    ),
+    Habit("a fused optimizer", adam_of_all_kinds),
+    Habit("parameter groups", parameter_groups),
     Habit("recurrent layers", lstm, refuse("is a Recurrent: feedback supports", *FEEDBACK)),
     # It counts its forwards, and these methods have two for each batch.
     Habit("dropout that begins later", dropout_that_begins_later, refuse("not the one found", "fr", "dsp"), plain=None),

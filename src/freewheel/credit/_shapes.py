@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 
 from freewheel._errors import check_callable
 from freewheel.split._stages import GraphStage
+from freewheel.split._undisturbed import undisturbed
 
 Kind = tuple[int, int]  # dimensions, width: channels of images, features of positions, otherwise all elements
 
@@ -78,7 +79,8 @@ def _children_as_run(module: nn.Module) -> list[nn.Module]:
     if isinstance(module, nn.Sequential):
         return list(module)
     try:
-        graph = module._fw_graph if isinstance(module, GraphStage) else fx.Tracer().trace(module)
+        with undisturbed(module):
+            graph = module._fw_graph if isinstance(module, GraphStage) else fx.Tracer().trace(module)
     except Exception:  # tracing raises anything
         return list(module.children())
     return [module.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"]

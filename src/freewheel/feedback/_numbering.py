@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from freewheel.feedback._hooks import Layer, padding_of
 from freewheel.split._stages import GraphStage
+from freewheel.split._undisturbed import undisturbed
 
 # Modules with parameters that may accompany Linear and Conv2d. No gradient passes an embedding.
 OTHERS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU, nn.Embedding)
@@ -126,7 +127,8 @@ def _stack(module: nn.Module, name: str, where: str) -> Iterator[Entry]:
         yield Entry(name, module)
     else:
         try:
-            graph = _Tracer().trace(module)
+            with undisturbed(module):
+                graph = _Tracer().trace(module)
         except Exception as error:  # tracing raises anything
             first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error)
             raise _not_a_stack(module, name, where, f"it cannot be traced ({first_line})") from None
