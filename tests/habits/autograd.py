@@ -660,10 +660,10 @@ HABITS = [
         checkpointed_reentrant,
         refuse(GONE, "pipemare")
         | refuse("CheckpointFunction has no forward", *FORWARD)
-        | refuse("use_reentrant=True, which learns nothing where", "dfa", "dgl"),
+        | refuse("use_reentrant=True, which learns nothing where", "dfa"),
         twin=not_checkpointed,
         plain=None,
-        methods=[m for m in METHODS if m not in RACES],
+        methods=[m for m in METHODS if m not in (*RACES, "dgl")],
     ),
     Habit(
         "activation checkpointing without dropout",
