@@ -348,3 +348,17 @@ def test_lazy_modules_are_refused_before_they_get_their_shape():
     trainer = fw.Trainer([nn.LazyLinear(4), nn.Linear(4, 2)], loss=F.cross_entropy, optimizer=torch.optim.SGD)
     with pytest.raises(ValueError, match=r"parameter 'weight' of stages\[0\] has no shape yet \(a lazy module\)"):
         trainer.fit([(torch.zeros(3, 5), torch.zeros(3).long())])
+
+
+def test_an_edit_of_the_input_that_begins_later_is_refused():
+    class Later(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x.mul_(2) if self.calls > 2 else x * 2
+
+    stages = [nn.Sequential(Later(), nn.Linear(3, 3)), nn.Linear(3, 2)]
+    loader = [(torch.ones(4, 3), torch.zeros(4).long()) for _ in range(4)]
+    with pytest.raises(fw.StageError, match=r"stages\[0\] changes its input in place in batch 2, but not in the first"):
+        trainer(stages, "bp", runtime="simulate").fit(loader)

@@ -172,8 +172,15 @@ class ChainStage(Stage):
             inputs = [t.requires_grad_() for t in tensors_among(given) if differentiable(t)]
         # The first forward runs on a copy to detect whether the module edits its input; later only editors get a copy.
         used = copies(given) if self._edits else given
+        before = versions(used)
         out = self._call(unit, unflatten(used, shape), target)
-        self._edits = self._edits and any(versions(used))
+        edited = versions(used) != before
+        if edited and not self._edits:
+            raise ValueError(
+                f"stages[{self.index}] changes its input in place in batch {unit[0]}, but not in the first, so that "
+                "it was given no copy: change a copy (x = x.clone()), or do it in every batch"
+            )
+        self._edits = edited
         leaves, spec = flatten(out)
         return leaves, spec, inputs
 

@@ -94,7 +94,7 @@ def copies(leaves: Sequence[Any]) -> list[Any]:
 
 def versions(leaves: Sequence[Any]) -> list[int]:
     """Return autograd's version counter of each tensor: the number of its in-place changes."""
-    return [t._version for t in tensors_among(leaves)]
+    return [0 if t.is_inference() else t._version for t in tensors_among(leaves)]
 
 
 def memory(leaves: Sequence[Any]) -> set[int]:
