@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from freewheel.stage._slots import fill, hooked, slots_of
+
 Tensors = Sequence[Tensor]
-Slot = tuple[Any, Any]  # a list or dict, and the index or key of an item
 OTHER_GRAPH = (
     "a replayed forward saves other tensors than the first time: under weights='current', a module whose graph depends "
     "on its values cannot resume from a checkpoint with batches in flight"
@@ -96,7 +97,7 @@ class Stash(WeightVersions):
 
     def __init__(self, module: nn.Module, predict: int = 0) -> None:
         super().__init__(module)
-        self._slots = _slots(module, self.live)
+        self._slots = slots_of(module, self.live)
         self._held: dict[int, tuple[list[Tensor], int]] = {}  # version -> copy, number of its graphs
         self._spare: list[list[Tensor]] = []
         self._predict = predict
@@ -117,11 +118,11 @@ class Stash(WeightVersions):
 
     @contextmanager
     def _in_place(self, copy: Tensors) -> Iterator[None]:
-        _fill(self._slots, copy)
+        fill(self._slots, copy)
         try:
             yield
         finally:
-            _fill(self._slots, self.live)
+            fill(self._slots, self.live)
 
     def release(self, version: int) -> None:
         """Recycle the copy once no graph needs it."""
@@ -151,7 +152,7 @@ class Stash(WeightVersions):
     def restore(self, pending: dict[str, Any]) -> None:
         """Restore the copies; rebuilt graphs are counted as they use them."""
         pairs = {version: zip(copy, self.live) for version, copy in pending["held"].items()}
-        held = {version: [_hooked(t.requires_grad_(), p) for t, p in each] for version, each in pairs.items()}
+        held = {version: [hooked(t.requires_grad_(), p) for t, p in each] for version, each in pairs.items()}
         self._held = {version: (copy, 0) for version, copy in held.items()}
         self._before, self._now = list(pending["before"]), list(pending["now"])
 
@@ -160,7 +161,7 @@ class Stash(WeightVersions):
             copy = self._spare.pop()
             _copy_all(copy, self.live)
         else:
-            copy = [_hooked(p.detach().clone().requires_grad_(), p) for p in self.live]
+            copy = [hooked(p.detach().clone().requires_grad_(), p) for p in self.live]
         if self._predict:
             with torch.no_grad():
                 for tensor, now, before in zip(copy, self._now, self._before):
@@ -179,7 +180,7 @@ class Current(WeightVersions):
     def __init__(self, module: nn.Module, corrected: Callable[[Tensors], Tensors] = lambda weights: weights) -> None:
         super().__init__(module)
         self._corrected = corrected
-        self._slots = _slots(module, self.live)
+        self._slots = slots_of(module, self.live)
         self._spans: dict[int, list[tuple[range, int]]] = {}  # storage -> the span of each weight in it
         for i, p in enumerate(self.live):
             start = int(p.storage_offset())
@@ -199,12 +200,12 @@ class Current(WeightVersions):
         """Resolve the handles to the newest weights; a module that is run again would not find those of its forward."""
         with torch.no_grad():
             self._seen = self._corrected(self.live)
-        _fill(self._slots, [_Gone()] * len(self.live))
+        fill(self._slots, [_Gone()] * len(self.live))
         try:
             yield
         finally:
             self._seen = self.live
-            _fill(self._slots, self.live)
+            fill(self._slots, self.live)
 
     def check_replayable(self) -> None:
         """Reject all."""
@@ -278,30 +279,3 @@ def _copy_all(targets: Tensors, sources: Tensors) -> None:
     if targets:
         with torch.no_grad():
             torch._foreach_copy_(list(targets), list(sources))  # pyright: ignore[reportPrivateImportUsage]
-
-
-def _slots(module: nn.Module, live: Sequence[nn.Parameter]) -> list[list[Slot]]:
-    """Return, for each weight, every slot of the module tree that holds it, in plain lists and dicts, too."""
-    slots: dict[int, list[Slot]] = {id(p): [] for p in live}
-    for child in module.modules():
-        lists = [value for value in vars(child).values() if type(value) is list]
-        dicts = [value for value in vars(child).values() if type(value) is dict]  # `_parameters` is one of them
-        for holder, items in [*((d, d.items()) for d in dicts), *((each, enumerate(each)) for each in lists)]:
-            for key, value in items:
-                if id(value) in slots:
-                    slots[id(value)].append((holder, key))
-    return [slots[id(p)] for p in live]
-
-
-def _fill(slots: Sequence[Sequence[Slot]], tensors: Sequence[Any]) -> None:
-    """Put a tensor into the slots of each weight."""
-    for places, tensor in zip(slots, tensors):
-        for holder, key in places:
-            holder[key] = tensor
-
-
-def _hooked(copy: Tensor, weight: nn.Parameter) -> Tensor:
-    """Give a copy the gradient hooks of its weight."""
-    for hook in (weight._backward_hooks or {}).values():
-        copy.register_hook(hook)
-    return copy

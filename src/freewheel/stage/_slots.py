@@ -1,0 +1,37 @@
+"""The places of a module tree that hold its weights, and copies that take their places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+Slot = tuple[Any, Any]  # a list or dict, and the index or key of an item
+
+
+def slots_of(module: nn.Module, live: Sequence[nn.Parameter]) -> list[list[Slot]]:
+    """Return, for each weight, every slot of the module tree that holds it, in plain lists and dicts, too."""
+    slots: dict[int, list[Slot]] = {id(p): [] for p in live}
+    for child in module.modules():
+        lists = [value for value in vars(child).values() if type(value) is list]
+        dicts = [value for value in vars(child).values() if type(value) is dict]  # `_parameters` is one of them
+        for holder, items in [*((d, d.items()) for d in dicts), *((each, enumerate(each)) for each in lists)]:
+            for key, value in items:
+                if id(value) in slots:
+                    slots[id(value)].append((holder, key))
+    return [slots[id(p)] for p in live]
+
+
+def fill(slots: Sequence[Sequence[Slot]], tensors: Sequence[Any]) -> None:
+    """Put a tensor into the slots of each weight."""
+    for places, tensor in zip(slots, tensors):
+        for holder, key in places:
+            holder[key] = tensor
+
+
+def hooked(copy: Tensor, weight: nn.Parameter) -> Tensor:
+    """Give a copy the gradient hooks of its weight."""
+    for hook in (weight._backward_hooks or {}).values():
+        copy.register_hook(hook)
+    return copy
