@@ -58,8 +58,8 @@ MUTATIONS = [
     Mutation(
         "stash-not-copied",
         "stage/_weights.py",
-        "copy = [_hooked(p.detach().clone().requires_grad_(), p) for p in self.live]",
-        "copy = [_hooked(p.detach().requires_grad_(), p) for p in self.live]",
+        "copy = [hooked(p.detach().clone().requires_grad_(), p) for p in self.live]",
+        "copy = [hooked(p.detach().requires_grad_(), p) for p in self.live]",
     ),
     Mutation(
         "stash-one-copy-for-all-versions",

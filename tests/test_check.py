@@ -167,7 +167,7 @@ def test_a_network_that_needs_its_batch_size(looked):
 
 
 def test_masks_of_gradients_that_copies_of_weights_would_not_have(monkeypatch):
-    monkeypatch.setattr("freewheel.stage._weights._hooked", lambda copy, weight: copy)
+    monkeypatch.setattr("freewheel.stage._weights.hooked", lambda copy, weight: copy)
     stages = network(3)
     stages[0][0][0].weight.register_hook(lambda g: g * 0)
     refused(stages, "the gradient of 'stages.0.*weight' is not the one found", "pipedream")
@@ -211,7 +211,7 @@ def test_weights_in_lists_that_would_be_the_live_ones(monkeypatch):
         found = [(child._parameters, name, p) for child in module.modules() for name, p in child._parameters.items()]
         return [[(holder, name) for holder, name, p in found if p is weight] for weight in live]
 
-    monkeypatch.setattr(_weights, "_slots", registered)
+    monkeypatch.setattr(_weights, "slots_of", registered)
     monkeypatch.setattr(_weights.WeightVersions, "check", lambda *arguments: None)
     case = parameters_in_lists()
     refused(case.stages, "layer.weight|modified by an inplace operation", "pipedream", data=case.batches)

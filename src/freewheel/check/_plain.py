@@ -68,7 +68,9 @@ class Plain:
                     "the output with differentiable functions, without detach() or torch.no_grad()"
                 )
             on_loss(loss)
-            new = torch.autograd.grad(loss, self.network.parameters, allow_unused=True)
+            # A checkpoint draws again in the backward, which must then run in this thread.
+            with SeededDraws(self._config.seed), torch.autograd.set_multithreading_enabled(False):
+                new = torch.autograd.grad(loss, self.network.parameters, allow_unused=True)
             found = [b if a is None else a if b is None else a + b for a, b in zip(found, new)]
         return {id(p): g for p, g in zip(self.network.parameters, found)}
 
