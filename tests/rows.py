@@ -92,9 +92,9 @@ def batches(count: int = 25, seed: int = 1, size: int = 9, small: int = 6) -> li
 
 
 def trainer(stages, method, make=fw.Trainer, **options) -> fw.Trainer:
-    """A trainer with the tests' defaults; `make` is what makes it."""
+    """A trainer with the tests' defaults; `make` is what makes it. The check has tests of its own."""
     defaults = {"loss": F.cross_entropy, "optimizer": OPTIMIZERS["sgd"], "runtime": "simulate", "seed": 3, "threads": 1}
-    return make(stages, method=method, **{**defaults, **options})
+    return make(stages, method=method, **{**defaults, "check": False, **options})
 
 
 def tensors(*modules: nn.Module) -> list[Tensor]:
