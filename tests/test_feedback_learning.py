@@ -28,7 +28,7 @@ def learned(method: fw.Method, layers: int, activation: type[nn.Module], *, norm
     data = fw.data.load("digits")
     adam = partial(torch.optim.Adam, lr=2e-3)
     trainer = fw.Trainer(
-        stages, method=method, loss=F.cross_entropy, optimizer=adam, runtime="simulate", seed=0, threads=1
+        stages, check=False, method=method, loss=F.cross_entropy, optimizer=adam, runtime="simulate", seed=0, threads=1
     )
     trainer.fit(data.train, 12, progress=False)
     score = trainer.evaluate(data.test).metric

@@ -40,7 +40,7 @@ def step(stages: list[nn.Module], batch: tuple[Any, Tensor], *, loss: Any = F.ms
     options = {"runtime": "simulate", "seed": 0} | options
     method = options.pop("method", None) or fw.method("fgd", direction=direction)
     trainer = fw.Trainer(
-        stages, method=method, loss=loss, optimizer=partial(torch.optim.SGD, lr=1.0), threads=1, **options
+        stages, check=False, method=method, loss=loss, optimizer=partial(torch.optim.SGD, lr=1.0), threads=1, **options
     )
     return trainer.fit([batch], progress=False)
 
@@ -471,7 +471,7 @@ def test_a_parameter_that_is_not_used_stays(name: str, runtime: str) -> None:
     before = deepcopy([one, two])
     optimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=0.1)
     trainer = fw.Trainer(
-        [one, two], method=name, loss=F.mse_loss, optimizer=optimizer, runtime=runtime, seed=0, threads=1
+        [one, two], check=False, method=name, loss=F.mse_loss, optimizer=optimizer, runtime=runtime, seed=0, threads=1
     )
     trainer.fit([(x, y)] * 4, progress=False)
     for old, new in zip(before, [one, two]):
@@ -606,7 +606,13 @@ def test_several_tangents_see_the_same_dropout_and_statistics() -> None:
         )
         still = partial(torch.optim.SGD, lr=0.0)
         trainer = fw.Trainer(
-            stages, method=fw.method("fgd", tangents=tangents), loss=F.mse_loss, optimizer=still, seed=1, threads=1
+            stages,
+            check=False,
+            method=fw.method("fgd", tangents=tangents),
+            loss=F.mse_loss,
+            optimizer=still,
+            seed=1,
+            threads=1,
         )
         losses.append(trainer.fit([(x, y)] * 3, progress=False).losses)
     assert losses[0] == losses[1]

@@ -69,6 +69,7 @@ def samples(
     log: dict[int, list[Tensor]] = defaultdict(list)
     trainer = fw.Trainer(
         stages,
+        check=False,
         method=method,
         optimizer=partial(Watch, log=log, version=version),
         threads=1,
@@ -331,6 +332,7 @@ def test_unit_directions_give_the_stale_gradient_itself(runtime: str) -> None:
 
         trainer = fw.Trainer(
             stages,
+            check=False,
             method=fw.method("asyncfgd", direction=direction),
             loss=F.cross_entropy,
             optimizer=partial(Watch, log=log, version=version),

@@ -179,7 +179,7 @@ def make_batches(net: str, task: str, count: int = COUNT) -> list[tuple[Tensor, 
 
 def make_trainer(stages: list[nn.Module], method: fw.Method, **options: Any) -> fw.Trainer:
     defaults = {"loss": F.cross_entropy, "optimizer": OPTIMIZERS["sgd"], "runtime": "simulate", "seed": 3}
-    return fw.Trainer(stages, method=method, threads=1, **(defaults | options))
+    return fw.Trainer(stages, method=method, threads=1, check=False, **(defaults | options))
 
 
 def delays(name: str, k: int, steps: int) -> tuple[int, ...]:

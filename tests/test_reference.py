@@ -137,6 +137,7 @@ def train(
 ) -> fw.Trainer:
     trainer = fw.Trainer(
         stages,
+        check=False,
         method=method,
         loss=F.cross_entropy,
         optimizer=optimizer,
@@ -315,6 +316,7 @@ def test_equals_reference_over_several_fits() -> None:
     stages, batches = make_stages(conv_blocks, 3), data_for(conv_blocks)
     trainer = fw.Trainer(
         stages,
+        check=False,
         method="fdg",
         loss=F.cross_entropy,
         optimizer=partial(torch.optim.SGD, lr=0.05),

@@ -12,6 +12,7 @@ from torch.optim import lr_scheduler
 
 import freewheel as fw
 from rows import OPTIMIZERS, batches, network, same_bits, tensors, trainer
+from spread import spread
 
 SGD = OPTIMIZERS["sgd"]
 
@@ -64,8 +65,7 @@ def test_a_scheduler_by_epoch(runtime):
     assert [o.param_groups[0]["lr"] for o in made.optimizers] == [lr, lr]
 
 
-@pytest.mark.parametrize("validated", [True, False])
-@pytest.mark.parametrize("runtime", ["simulate", "threads", "processes"])
+@spread(validated=[True, False], runtime=["simulate", "threads", "processes"])
 def test_a_scheduler_on_a_plateau(runtime, validated):
     model, plain = net(), net()
     seen: list[fw.EpochEnd] = []

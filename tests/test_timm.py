@@ -27,14 +27,14 @@ TINY_SWIN = {"img_size": 64, "embed_dim": 12, "num_heads": (1, 2, 4, 8), "depths
 QUICK: dict[str, tuple[int, dict[str, Any]]] = {
     "test_resnet": (32, {}),
     "test_efficientnet": (32, {}),
+    "vit_tiny_patch16_224": (32, TINY_VIT),
+    "swin_tiny_patch4_window7_224": (56, {**TINY_SWIN, "img_size": 56}),
+}
+OTHERS: dict[str, tuple[int, dict[str, Any]]] = {
     "test_convnext": (32, {}),
     "test_nfnet": (32, {}),
     "test_byobnet": (32, {}),
-    "vit_tiny_patch16_224": (32, TINY_VIT),
-    "swin_tiny_patch4_window7_224": (56, {**TINY_SWIN, "img_size": 56}),
     "mobilenetv3_small_050": (32, {}),
-}
-OTHERS: dict[str, tuple[int, dict[str, Any]]] = {
     # residual networks and their relatives
     "resnet10t": (32, {}),
     "resnet26t": (32, {}),
