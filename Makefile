@@ -2,7 +2,7 @@
 # `make check` is `make test` with format, lint and types; `make mutations` breaks the code to see that `make test` notices.
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST := $(BIN)/pytest --numprocesses=2 --dist=worksteal
+PYTEST := $(BIN)/pytest --numprocesses=3 --dist=worksteal
 SOURCES := src tests examples
 
 .PHONY: demo test test-all check format lint types same mutations soak bench clean
