@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info")
-QUICK = ("-m", "not exhaustive", "--numprocesses=2", "--dist=worksteal")  # as `make test` has it
+QUICK = ("-m", "not exhaustive", "--numprocesses=3", "--dist=worksteal")  # as `make test` has it
 HANG_SECONDS = 120  # an error may make a test wait for ever
 
 
