@@ -1,0 +1,16 @@
+"""The pages run as tests; one uses a library that imports torchvision."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def operators_of_torchvision(request: pytest.FixtureRequest) -> None:
+    """Declare what torchvision needs, where it is built for another device."""
+    if request.node.name == "own_model.md":
+        sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+        from vision import declare_operators
+
+        declare_operators()
