@@ -109,7 +109,7 @@ class _Check:
         wrong = [name for name, out in layers.items() if name in ours and any(map(self._differ, ours[name], out))]
         where = f"from {wrong[0]!r} on" if wrong else "in its output"
         raise MismatchError(
-            f"the stages compute something else than the whole network, {where}: split it elsewhere; {ADVICE}"
+            f"the stages compute something else than the whole network, {where}: split it again, or elsewhere; {ADVICE}"
         )
 
     def expected(self) -> list[dict[int, Tensor | None]]:
@@ -158,7 +158,13 @@ class _Check:
             if wrong is not None:
                 index, how = wrong
                 name = names[id(pairs[index][0])]
-                raise MismatchError(f"the gradient of {name!r} {how} in plain PyTorch; {ADVICE}")
+                raise MismatchError(f"the gradient of {name!r} {how} in plain PyTorch{self._reason()}; {ADVICE}")
+
+    def _reason(self) -> str:
+        """A likely reason, for some methods."""
+        if self._schedule.weights != "recompute" or not self._schedule.asynchronous:
+            return ""
+        return " (weights='recompute' runs a stage twice for each batch: a module must not count or remember its calls)"
 
     def _run(self) -> list[Recorder]:
         """Train the copies for a few batches, with optimizers that record."""

@@ -103,10 +103,16 @@ def _noting(layers: dict[str, list[Tensor]], name: str) -> Any:
 
 @contextmanager
 def _own_generators(what: str) -> Iterator[None]:
-    """Refuse draws from Python's and NumPy's generators, which all stages share."""
+    """Refuse draws from Python's and NumPy's generators, which all stages share, and seeds for torch's."""
     numpy = sys.modules.get("numpy")
     before = random.getstate(), _position(numpy)
+    state = torch.default_generator.get_state()
     yield
+    if not torch.equal(torch.default_generator.get_state(), state):
+        raise MismatchError(
+            f"{what} seeds torch's generator (torch.manual_seed), which all stages share: remove it; random numbers "
+            "are seeded for each stage and batch, from the trainer's seed"
+        )
     for name, same in (("random", random.getstate() == before[0]), ("numpy.random", _position(numpy) == before[1])):
         if not same:
             raise MismatchError(

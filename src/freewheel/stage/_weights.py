@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from freewheel.stage._slots import fill, hooked, slots_of
+from freewheel.stage._trees import versions
 
 Tensors = Sequence[Tensor]
 OTHER_GRAPH = (
@@ -109,8 +110,14 @@ class Stash(WeightVersions):
         """Run the module on this version's copy, which the first forward makes."""
         copy, users = self._held.get(version) or (self._copy(), 0)
         self._held[version] = (copy, users + 1)
+        before = versions(copy)
         with self._in_place(copy):
             yield copy
+        if versions(copy) != before:
+            raise ValueError(
+                "the module changes its weights in place in forward (max_norm of an embedding, a clamp): a late stage "
+                "runs on copies of them; do it in a callback, or use weights='recompute', such as method='fr'"
+            )
 
     def backward(self, version: int) -> AbstractContextManager[object]:
         """Put the version's copy in place, too: a backward may run modules again."""
