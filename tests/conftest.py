@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+from multiprocessing import forkserver
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -28,3 +32,13 @@ def cpu_bfloat16():
     """For tests that compute in bfloat16 on the CPU."""
     if not cpu_bfloat16_works():
         pytest.skip(UNSUPPORTED)
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    """Worker processes that can import torchvision."""
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent / "startup"), os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", path)
+    forkserver._forkserver._stop()  # one that earlier tests have started has their environment
+    yield
+    forkserver._forkserver._stop()

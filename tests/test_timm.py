@@ -8,9 +8,7 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
-import os
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -197,13 +195,6 @@ def test_splits_and_trains(name):
         assert (
             differences(trained(stages, method, "simulate", batches), trained(stages, method, "threads", batches)) == []
         )
-
-
-@pytest.fixture
-def workers(monkeypatch):
-    """Worker processes that can import torchvision."""
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parent / "startup"), os.environ.get("PYTHONPATH")]))
-    monkeypatch.setenv("PYTHONPATH", path)
 
 
 @exhaustive

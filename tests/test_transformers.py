@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import os
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -204,13 +202,6 @@ def test_in_three_stages(name):
     assert_close(trained(stages, data, "bp"), plain(stages, data))
     for method in ("pipedream", fw.AsyncFGD(scale=0.1)):
         assert_equal(trained(stages, data, method, "threads"), trained(stages, data, method))
-
-
-@pytest.fixture
-def workers(monkeypatch):
-    """Worker processes that can import torchvision."""
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parent / "startup"), os.environ.get("PYTHONPATH")]))
-    monkeypatch.setenv("PYTHONPATH", path)
 
 
 @exhaustive  # a worker takes seconds to import transformers

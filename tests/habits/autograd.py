@@ -733,6 +733,7 @@ HABITS = [
         parametrizations_of_weights,
         refuse("is a ParametrizationList: feedback", *FEEDBACK) | refuse(REDONE, "fr", "dsp"),
         still=("original0",),
+        processes=False,  # torch does not pickle them
     ),
     Habit("batch norm with a cumulative mean", cumulative_batch_norm, still=("0.bias", "1.weight")),
     Habit("double precision", double_precision),

@@ -15,6 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -101,7 +102,7 @@ def supervise(
             except ClosedError:
                 feeding = False  # a stage has failed: its error is among the events
         while working and (not feeding or not events.empty()):
-            event = events.get()
+            event = _next(events)
             if event.error is not None:
                 raise event.error
             if event.cut is None:
@@ -109,3 +110,13 @@ def supervise(
             elif on_cut(event.cut):
                 return event.cut, working
     return None, 0
+
+
+def _next(events: Events) -> Event:
+    """Wait for the next event.
+
+    Every second the wait is interrupted: a Ctrl-C that the system has delivered to another thread is handled then.
+    """
+    while True:
+        with suppress(queue.Empty):
+            return events.get(timeout=1)
