@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+collect_ignore = ["conftest.py"]
+
 
 @pytest.fixture(autouse=True)
 def operators_of_torchvision(request: pytest.FixtureRequest) -> None:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from freewheel._bfloat16 import UNSUPPORTED, cpu_bfloat16_works
 
-collect_ignore = ["startup"]  # for worker processes
+collect_ignore = ["conftest.py", "startup"]  # the latter is for worker processes
 
 # A loaded machine is slow, which is no fault of a test. `make test` tries the same examples every time.
 slow_is_fine = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
