@@ -134,7 +134,7 @@ class Other(nn.Module):
 
 def test_stages_that_are_not_the_network():
     model = Other()
-    stages = fw.split(model, 2, example=torch.zeros(2, 6))
+    stages = fw.split(model, example=torch.zeros(2, 6), at=["b"])
     stages[1].register_forward_pre_hook(lambda module, args: (args[0] * 1.5,))
     refused(stages, "the stages compute something else than the whole network, from 'b' on")
 
