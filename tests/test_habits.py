@@ -104,7 +104,7 @@ def test_right_or_refused_by_every_kind_of_method(habit, method):
 
 @pytest.mark.parametrize(
     ("habit", "method"),
-    [p for p in turns([h for h in HABITS if h.processes], often=20) if p.values[1] in IN_PROCESSES],
+    [p for p in turns([h for h in HABITS if h.processes], often=40) if p.values[1] in IN_PROCESSES],
 )
 def test_right_or_refused_in_processes(habit, method):
     check(habit, method, "processes")

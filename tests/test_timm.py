@@ -24,11 +24,11 @@ TINY_VIT = {"img_size": 32, "depth": 3, "embed_dim": 48, "num_heads": 3}
 TINY_SWIN = {"img_size": 64, "embed_dim": 12, "num_heads": (1, 2, 4, 8), "depths": (1, 1, 2, 1)}
 QUICK: dict[str, tuple[int, dict[str, Any]]] = {
     "test_resnet": (32, {}),
-    "test_efficientnet": (32, {}),
     "vit_tiny_patch16_224": (32, TINY_VIT),
-    "swin_tiny_patch4_window7_224": (56, {**TINY_SWIN, "img_size": 56}),
 }
 OTHERS: dict[str, tuple[int, dict[str, Any]]] = {
+    "swin_tiny_patch4_window7_224": (56, {**TINY_SWIN, "img_size": 56}),
+    "test_efficientnet": (32, {}),
     "test_convnext": (32, {}),
     "test_nfnet": (32, {}),
     "test_byobnet": (32, {}),
