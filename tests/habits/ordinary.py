@@ -91,6 +91,14 @@ def squares(output, target):
     return output.pow(2).mean()
 
 
+def shifted(output, target):
+    return F.cross_entropy(output, target.add_(1).remainder_(3))
+
+
+def shifts_target() -> Case:
+    return Case(three().stages, vectors(), loss=shifted)
+
+
 class Bag(nn.Module):
     """The mean of a few words, none of which may be long."""
 
@@ -150,6 +158,7 @@ HABITS = [
         {**refuse("must not count or remember its calls", "fr", "dsp"), **NO_STACK},
         methods=[m for m in LOCAL if m not in RACES and m != "gpipe"],  # these run batches or parts of them at once
     ),
+    Habit("a loss that changes its target", shifts_target, refuse("loss changes its target in place")),
     Habit("an auxiliary output", two_heads, methods=[*CHAIN, *FORWARD]),
     Habit("a target of several tensors", sample_weights, methods=[*CHAIN, *FORWARD]),
     Habit("no target", no_target, refuse("this target is not a tensor of", "gpipe"), methods=[*CHAIN, *FORWARD]),

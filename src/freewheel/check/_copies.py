@@ -11,6 +11,7 @@ from torch import nn
 from freewheel._config import Loss
 from freewheel._trees import map_tensors, tensors_of
 from freewheel.runtime import Batch
+from freewheel.stage import hooked
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,10 @@ class Network:
         except Exception:  # whatever the user's objects raise
             return None
         out = Network(model, stages, self.loss if copied is None else copied)
-        for ours, theirs in zip(self.parameters, out.parameters, strict=True):
-            for hook in (ours._backward_hooks or {}).values():  # copies of parameters come without them
-                theirs.register_hook(hook)
+        if len(out.parameters) != len(self.parameters):
+            return None
+        for theirs, ours in zip(out.parameters, self.parameters):
+            hooked(theirs, ours)
         return out
 
     @property

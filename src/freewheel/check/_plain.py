@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from freewheel._config import RunConfig
 from freewheel._trees import tensors_of
 from freewheel.check._copies import Network, Samples
-from freewheel.stage import SeededDraws, homes, to_device
+from freewheel.stage import NO_GRAPH, SeededDraws, add, homes, to_device
 
 
 class MismatchError(ValueError):
@@ -63,15 +63,12 @@ class Plain:
         for micro, (x, target, share) in enumerate(micro_batches):
             loss = self.loss((batch, micro), x, target) * share
             if not loss.requires_grad:
-                raise MismatchError(
-                    "loss returned a tensor without a graph, so that nothing could be learned from it: compute it from "
-                    "the output with differentiable functions, without detach() or torch.no_grad()"
-                )
+                raise MismatchError(NO_GRAPH)
             on_loss(loss)
             # A checkpoint draws again in the backward, which must then run in this thread.
             with SeededDraws(self._config.seed), torch.autograd.set_multithreading_enabled(False):
                 new = torch.autograd.grad(loss, self.network.parameters, allow_unused=True)
-            found = [b if a is None else a if b is None else a + b for a, b in zip(found, new)]
+            found = [add(a, b) for a, b in zip(found, new)]
         return {id(p): g for p, g in zip(self.network.parameters, found)}
 
     def loss(self, unit: tuple[int, int], x: Any, target: Any) -> Tensor:

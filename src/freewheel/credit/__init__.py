@@ -3,6 +3,7 @@
 from freewheel._errors import of_type, one_of
 from freewheel.credit._chain_stage import ChainStage as ChainStage
 from freewheel.credit._credit import Credit as Credit
+from freewheel.credit._graph import contents as contents
 from freewheel.credit._heads import Draw as Draw, HeadOptions as HeadOptions
 from freewheel.credit._predictors import PredictorOptions as PredictorOptions
 from freewheel.credit.aligned import Aligned as Aligned

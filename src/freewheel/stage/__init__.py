@@ -23,6 +23,7 @@ from freewheel.stage._recurrent import (
     check_split_along_time as check_split_along_time,
     recurrent_layers as recurrent_layers,
 )
+from freewheel.stage._slots import hooked as hooked
 from freewheel.stage._stage import NO_GRAPH as NO_GRAPH, Stage as Stage, Tree as Tree, Verbs as Verbs, add as add
 from freewheel.stage._state import (
     load_buffers as load_buffers,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from freewheel.corrections import Gradients, Site, StageCorrections
 from freewheel.plan import CLIP, NORMS, SHARE, Op, Unit
@@ -18,7 +19,7 @@ from freewheel.stage._hooks import check_hooks, gradient_hooks, with_hooks
 from freewheel.stage._loss import loss_of
 from freewheel.stage._random import SeededDraws
 from freewheel.stage._state import load_tensors, scaled, step_scheduler, tensors_of
-from freewheel.stage._trees import described, flatten, tensors_among, to_device
+from freewheel.stage._trees import described, flatten, tensors_among, to_device, versions
 from freewheel.stage._weights import Live, WeightVersions
 
 NO_GRAPH = (
@@ -132,7 +133,11 @@ class Stage(ABC):
         return self._loss(out, target)
 
     def _loss(self, out: Tree, target: Tree) -> Tensor:
-        loss = self._loss_function(out, to_device(target, self.device))
+        target = to_device(target, self.device)
+        before = versions(tree_leaves(target))
+        loss = self._loss_function(out, target)
+        if versions(tree_leaves(target)) != before:
+            raise ValueError("loss changes its target in place, which may belong to the loader: clone it first")
         if not isinstance(loss, Tensor) or loss.dim():
             raise TypeError(
                 f"loss returned {described(loss)}: it must return a tensor without dimensions; take its mean()"
