@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import freewheel as fw
 from rows import LOCAL, same_bits, tensors
-from spread import rarely, spread
+from spread import exhaustive, spread
 
 Stages = list[nn.Module]
 OPTIONS = {"plain": {}, "several": {"tangents": 3}, "kept": {"checkpoint": False}, "moved": {"perturb": "activations"}}
@@ -106,7 +106,8 @@ def test_editing_in_place_changes_nothing_else(net: str, options: str, runtime: 
     assert same_bits([x for x, _ in batches], [x for x, _ in made()])
 
 
-@pytest.mark.parametrize("net", ["first", rarely("second"), rarely("view of the input")])
+@exhaustive
+@pytest.mark.parametrize("net", ["first", "second", "view of the input"])
 def test_nor_in_a_compiled_pass(net: str) -> None:
     batches = made()
     wanted = train(net, False, batches)

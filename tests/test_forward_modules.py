@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import freewheel as fw
-from spread import spread
+from spread import exhaustive, spread
 
 SIZE = 5  # samples a batch
 RUNTIMES = ("simulate", "threads")
@@ -717,6 +717,7 @@ def test_what_no_tangent_reaches_needs_no_derivative() -> None:
     check([first, second], (x, y))
 
 
+@exhaustive
 def test_a_first_run_gives_no_warning() -> None:
     """In a process of its own: torch says some things once only."""
     program = """

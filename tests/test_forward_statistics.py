@@ -447,7 +447,7 @@ OTHERS = {
 }
 
 
-OFTEN = ("conv", "conv-norm", "positions", "linear-twice")
+OFTEN = ("conv-norm", "linear-twice")
 
 
 @pytest.mark.parametrize("name", [name if name in OFTEN else rarely(name) for name in OTHERS])

@@ -52,6 +52,7 @@ def test_asyncfgd_learns_digits() -> None:
     assert score.metric >= 0.8
 
 
+@exhaustive
 def test_moved_activations_learn_digits_sooner() -> None:
     method = fw.AsyncFGD(perturb="activations")
     score = train(digits_net(2), fw.data.load("digits"), method, epochs=20, lr=2.5e-3, at=["3", "5"])

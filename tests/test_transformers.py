@@ -19,7 +19,6 @@ if importlib.util.find_spec("transformers") is None:
 declare_operators()
 
 import transformers as hf  # noqa: E402
-from transformers.models.whisper.modeling_whisper import WhisperEncoder  # noqa: E402
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 WORDS, CLASSES = 23, 3
@@ -39,11 +38,11 @@ def llama(attention, **options):
     return hf.LlamaForCausalLM(hf.LlamaConfig(**size, **heads, **ENDS, **options, attn_implementation=attention))
 
 
-def bert(attention, kind=hf.BertForSequenceClassification, dropout=0.0):
+def bert(attention, kind="BertForSequenceClassification", dropout=0.0):
     size = {"vocab_size": WORDS, "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
     more = {"intermediate_size": 16, "max_position_embeddings": 16, "num_labels": CLASSES}
     rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    return kind(hf.BertConfig(**size, **more, **rates, attn_implementation=attention))
+    return getattr(hf, kind)(hf.BertConfig(**size, **more, **rates, attn_implementation=attention))
 
 
 def distilbert(attention):
@@ -69,6 +68,8 @@ def t5(attention):
 def whisper(attention):
     size = {"d_model": 8, "encoder_layers": 3, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}
     sound = {"num_mel_bins": 4, "max_source_positions": 10}
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder  # slow to import
+
     return WhisperEncoder(hf.WhisperConfig(**size, **sound, dropout=0.0, attn_implementation=attention))
 
 
@@ -117,7 +118,7 @@ MODELS = {
     "llama": (llama, "sdpa", texts, (4, 6)),
     "llama-tied": (partial(llama, tie_word_embeddings=True), "eager", texts, (4, 6)),
     "bert": (bert, "eager", texts, (4,)),
-    "bert-lm": (partial(bert, kind=hf.BertForMaskedLM), "sdpa", texts, (4, 6)),
+    "bert-lm": (partial(bert, kind="BertForMaskedLM"), "sdpa", texts, (4, 6)),
     "distilbert": (distilbert, "sdpa", texts, (4,)),
     "vit": (vit, "eager", images, (4,)),
     "t5": (t5, "eager", pairs, (4, 5)),

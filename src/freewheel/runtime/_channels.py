@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any, Protocol
 
 SHUTDOWN_SECONDS = 2.0  # threads, processes and messages have this long to end by themselves once a run is stopped
+WAKE_SECONDS = 1.0  # the caller's waits end so often: a Ctrl-C delivered to another thread is handled then
 
 
 class ClosedError(Exception):
@@ -70,7 +71,7 @@ class Channel:
         """Append an item, waiting for room; raise `ClosedError` once the channel is closed."""
         with self._changed:
             while len(self._items) >= self.capacity and not self._closed:
-                self._changed.wait()
+                self._changed.wait(WAKE_SECONDS)
             if self._closed:
                 raise ClosedError
             self._items.append(item)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from freewheel._cores import intra_op_threads
-from freewheel.runtime._channels import SHUTDOWN_SECONDS, ClosedError
+from freewheel.runtime._channels import SHUTDOWN_SECONDS, WAKE_SECONDS, ClosedError
 from freewheel.runtime._interpreter import Interpreter
 from freewheel.runtime._run import Cut, LocalRun, Outcome, Run
 from freewheel.runtime._runtime import Runtime
@@ -113,10 +113,7 @@ def supervise(
 
 
 def _next(events: Events) -> Event:
-    """Wait for the next event.
-
-    Every second the wait is interrupted: a Ctrl-C that the system has delivered to another thread is handled then.
-    """
+    """Wait for the next event, waking now and then."""
     while True:
         with suppress(queue.Empty):
-            return events.get(timeout=1)
+            return events.get(timeout=WAKE_SECONDS)
