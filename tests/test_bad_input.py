@@ -172,6 +172,14 @@ CASES = {
     "stages of something": (lambda: make([nn.Linear(6, 3), "head"]), "stages[1] is a str, not a torch.nn.Module"),
     "stages share": (lambda: make([SHARED, nn.Sequential(SHARED)]), "stages 0 and 1 share a parameter or buffer"),
     "stages share buffers": (lambda: make([STATS, STATS]), "share a parameter or buffer"),
+    "stages without values": (
+        lambda: make([nn.Linear(6, 3, device="meta")]),
+        "stages[0]: 'weight' is on the meta device and has no values",
+    ),
+    "stages scripted": (
+        lambda: make([nn.Sequential(torch.jit.ScriptModule(), nn.Linear(6, 3))]),
+        "stages[0]: 0 is compiled by torch.jit",
+    ),
     "stages frozen": (lambda: make([nn.ReLU(), nn.Flatten()]), "there is nothing to train"),
     # trainer arguments
     "runtime": (lambda: make(runtime="thread"), "unknown runtime 'thread': did you mean 'threads'?"),
@@ -237,6 +245,16 @@ CASES = {
     "loader empty": (lambda: fit(loader=[]), "loader gave no batches: it is empty"),
     "loader opaque": (lambda: fit(loader=Opaque()), "loader gave no batches: it is empty"),
     "loader once": (lambda: fit(loader=once(), epochs=2), "loader gave no batches a second time"),
+    "loader a generator": (
+        lambda: fit(loader=(batch for batch in batches(3)), epochs=2),
+        "loader is a generator, which gives its batches once, but epochs=2",
+    ),
+    "fit without gradients": (torch.no_grad()(lambda: fit()), "fit within torch.no_grad()"),
+    "fit in inference mode": (torch.inference_mode()(lambda: fit()), "fit within torch.no_grad() or torch.inference"),
+    "fit under autocast": (
+        torch.autocast("cpu", dtype=torch.bfloat16)(lambda: fit()),
+        "fit within torch.autocast, which stages in other threads",
+    ),
     "loader of tensors": (
         lambda: fit(loader=[X]),
         "loader gave a Tensor as batch 0: it must give pairs (input, target)",

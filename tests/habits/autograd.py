@@ -693,7 +693,7 @@ HABITS = [
         "hooks on modules and activations", hooked_modules, refuse(HOOKED, *FORWARD, "fa") | refuse(NOT_A_STACK, "dfa")
     ),
     Habit("a loss with parameters", loss_with_parameters, refuse("loss has parameters", "dgl", "dfa")),
-    Habit("a loss with buffers", loss_with_buffers),
+    Habit("a loss with buffers", loss_with_buffers, refuse("loss of a batch is not the mean", "gpipe")),
     Habit("a detached loss", loss_detached, refuse("loss returned a tensor without a graph")),
     Habit("a loss under no_grad", loss_under_no_grad, refuse("loss returned a tensor without a graph")),
     Habit("a language model", language_model, refuse(NOT_A_STACK, "dfa")),
@@ -726,7 +726,11 @@ HABITS = [
     ),
     Habit("complex weights", complex_weights, refuse("is a Fourier: feedback supports", *FEEDBACK)),
     Habit("buffers changed in place", buffers_changed, refuse(REDONE, "fr", "dsp") | refuse(NOT_A_STACK, "dfa")),
-    Habit("buffers replaced", buffers_replaced, refuse(REDONE, "fr", "dsp") | refuse(NOT_A_STACK, "dfa")),
+    Habit(
+        "buffers replaced",
+        buffers_replaced,
+        refuse(REDONE, "fr", "dsp") | refuse(NOT_A_STACK, "dfa") | refuse("is replaced in forward", *RACES),
+    ),
     Habit("activations changed in place", activations_in_place, refuse(NOT_A_STACK, "dfa")),
     Habit(
         "parametrizations",
@@ -745,8 +749,13 @@ HABITS = [
     Habit("a fused optimizer", adam_of_all_kinds),
     Habit("parameter groups", parameter_groups),
     Habit("recurrent layers", lstm, refuse("is a Recurrent: feedback supports", *FEEDBACK)),
-    # It counts its forwards, and these methods have two for each batch.
-    Habit("dropout that begins later", dropout_that_begins_later, refuse("not the one found", "fr", "dsp"), plain=None),
+    # It counts its forwards, and these methods have two for each batch, or a copy for each worker.
+    Habit(
+        "dropout that begins later",
+        dropout_that_begins_later,
+        refuse("not the one found", "fr", "dsp") | refuse("changes with each forward", *RACES),
+        plain=None,
+    ),
     Habit("stochastic depth", stochastic_depth, refuse(NOT_A_STACK, "dfa"), plain=None),
     Habit("noise on activations", noise, plain=None),
     Habit("gumbel softmax", gumbel_softmax, plain=None),

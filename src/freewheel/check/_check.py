@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from freewheel._compare import far_apart
 from freewheel.check._copies import Network, Samples, some_of
 from freewheel.check._graph import check_leaves
+from freewheel.check._parts import check_parts
 from freewheel.check._plain import MismatchError, Plain
 from freewheel.check._recorder import Recorder, nudge
-from freewheel.plan import Plan
+from freewheel.check._shared import check_shared
+from freewheel.plan import Plan, Schedule
 from freewheel.runtime import RUNTIMES, Batch, Before, Feed, Run, RunSpec, StageError, seeded, split_samples
 from freewheel.stage import Blueprint, StageOptions
 
@@ -51,7 +53,7 @@ def check_network(
     options = blueprints[0].options
     network = Network(model, [blueprint.module for blueprint in blueprints], options.config.loss)
     with seeded(options.config.seed):
-        for count in (max(SAMPLES, 2 * options.schedule.micro), batch.size):
+        for count in (max(SAMPLES, 2 * options.schedule.micro * options.schedule.replicas), batch.size):
             plain, ours = network.copy(), network.copy()
             if plain is None or ours is None:
                 return
@@ -60,6 +62,7 @@ def check_network(
                 if not sequential:
                     check.outputs()
                 expected = check.expected()
+                check.state(options.schedule)
             except MismatchError:
                 raise
             except Exception:  # it needs the whole batch, or it fails in plain PyTorch, too: training says how
@@ -91,7 +94,9 @@ class _Check:
         self._schedule = replace(options.schedule, credit=options.credit.probe(), norms=False, replicas=1)
         self._config = replace(options.config, loss=ours.loss, clip=None, clip_scope="stage", slow=None, replicas=1)
         self._ours = ours
-        self._plain = Plain(plain, options.config, before.batches, planned=planned)
+        self._runs = partial(Plain, config=options.config, first_batch=before.batches, planned=planned)
+        self._plain = self._runs(plain)
+        self._planned = planned
         self._coarse = options.config.autocast is not None
         # Weights that move show whether a late backward uses those of its forward.
         self._moves = self._schedule.weights == "stash" and options.credit.exact and self._schedule.asynchronous
@@ -130,6 +135,13 @@ class _Check:
             expected.append(self._plain.gradients(number, pieces, on_loss))
         return expected
 
+    def state(self, schedule: Schedule) -> None:
+        """Compare the loss of a batch with those of its parts, and look for state that workers would not share."""
+        if not self._planned:
+            check_shared(self._network.copy(), self._runs, self._samples)
+        if schedule.micro > 1 or schedule.replicas > 1:
+            check_parts(self._network.copy(), self._runs, self._samples, schedule)
+
     def _move(self, versions: Sequence[int]) -> None:
         """Set the weights of each stage to a version."""
         for stage, own, version in zip(self._plain.network.stages, self._network.stages, versions):
@@ -162,10 +174,21 @@ class _Check:
                 raise MismatchError(f"the gradient of {name!r} {how} in plain PyTorch{self._reason()}; {ADVICE}")
 
     def _reason(self) -> str:
-        """A likely reason, for some methods."""
+        """A likely reason, if one is known."""
+        if self._wavers():
+            return (
+                " (the network computes something else each time it sees the same batch: keep counters and generators "
+                "in its modules, not in global variables)"
+            )
         if self._schedule.weights != "recompute" or not self._schedule.asynchronous:
             return ""
         return " (weights='recompute' runs a stage twice for each batch: a module must not count or remember its calls)"
+
+    def _wavers(self) -> bool:
+        """Whether two copies of the network have different losses for the same samples."""
+        copies = [self._network.copy() for _ in range(2)]
+        losses = [self._runs(each).loss((0, 0), *self._samples.fresh()) for each in copies if each is not None]
+        return self._differ(losses[0], losses[-1])
 
     def _run(self) -> list[Recorder]:
         """Train the copies for a few batches, with optimizers that record."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import nn
 from freewheel._config import Loss
 from freewheel._trees import map_tensors, tensors_of
 from freewheel.runtime import Batch
-from freewheel.stage import hooked
+from freewheel.stage import copied, hooked
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,10 @@ class Network:
         """Return a copy; None if the network cannot be copied."""
         loss = self.loss if isinstance(self.loss, nn.Module) else None
         try:
-            model, stages, copied = deepcopy((self.model, self.stages, loss))
+            model, stages, own = copied((self.model, self.stages, loss))
         except Exception:  # whatever the user's objects raise
             return None
-        out = Network(model, stages, self.loss if copied is None else copied)
+        out = Network(model, stages, self.loss if own is None else own)
         if len(out.parameters) != len(self.parameters):
             return None
         for theirs, ours in zip(out.parameters, self.parameters):

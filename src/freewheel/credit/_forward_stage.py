@@ -85,7 +85,12 @@ class ForwardStage(DualStage):
         return Directions(self.tangents, key, named, alphas, padding, self.device, per_micro_batch=own)
 
     def check(self) -> None:
-        """Reject gradient hooks: there is no backward."""
+        """Reject gradient hooks, since there is no backward, and optimizers of sparse gradients."""
+        if isinstance(self.optimizer, torch.optim.SparseAdam):
+            raise TypeError(
+                f"optimizer of stage {self.index} is a SparseAdam, but forward gradients are dense: give Adam, or "
+                "train with a method of the chain rule, such as 'pipedream'"
+            )
         check_no_hooks(self.module, self.index, "a method of forward gradients")
         check_no_module_hooks(self.module, self.index, "a method of forward gradients")
         check_not_compiled(self.module, self.index, "a method of forward gradients")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freewheel.stage import Blueprint, Stage
+from freewheel.stage import Blueprint, Stage, copied
 
 Memory = dict[torch.dtype, Tensor]  # one flat tensor per type; weights and buffers are views of it
 
@@ -96,7 +95,7 @@ def _copied_onto(stages: Sequence[nn.Module], tensor_for: Callable[[Tensor], Ten
         memo |= {id(p): nn.Parameter(tensor_for(p), requires_grad=p.requires_grad) for p in stage.parameters()}
         memo |= {id(b): tensor_for(b) for b in stage.buffers()}
     wanted = [[memo[id(p)] for p in stage.parameters()] for stage in stages]
-    copies = [copy.deepcopy(stage, memo) for stage in stages]
+    copies = [copied(stage, memo) for stage in stages]
     for k, (made, weights) in enumerate(zip(copies, wanted)):
         if [id(p) for p in made.parameters()] != [id(p) for p in weights]:
             raise TypeError(
@@ -210,8 +209,12 @@ class Stepper:
             if stage.scheduler is not None:
                 stage.scheduler.load_state_dict(state["scheduler"])
             if shared:
+                held = {id(p) for group in source.optimizer.param_groups for p in group["params"]}
                 for own, live in zip(stage.weights.live, source.weights.live):
-                    stage.optimizer.state[own] = source.optimizer.state[live]  # the same dict, also when filled later
+                    if id(live) in held:
+                        stage.optimizer.state[own] = source.optimizer.state[
+                            live
+                        ]  # the same dict, also when filled later
 
     def update(self, layer: Layer, gradients: Sequence[Tensor | None], number: int) -> None:
         """Update a layer with its gradients from batch `number`."""

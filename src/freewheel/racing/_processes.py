@@ -222,6 +222,7 @@ def _serve(packed: bytes, connection: Connection, memory: Memory, rows: Tensor) 
     spec: WorkerSpec = pickle.loads(packed)
     keep_freed_memory()
     torch.set_num_threads(spec.blueprints[0].options.config.threads or 1)
+    spec.run.settings.apply()
     with seeded(spec.run.seed):
         worker = _ProcessWorker(spec, connection, memory, as_integers(rows))
         handlers = {"train": worker.train, "report": worker.report}

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
@@ -38,6 +37,7 @@ from freewheel.racing._pool import BuildPool, WorkerGroups
 from freewheel.racing._processes import ProcessPool
 from freewheel.racing._worker import BatchPass, UpdateCounts, Worker
 from freewheel.runtime import Run
+from freewheel.stage import copied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,7 @@ class GroupPool(LocalPool):
     def __init__(self, groups: WorkerGroups, run: Run, interleaving: Interleaving) -> None:
         super().__init__(groups, run, interleaving)
         layers, names = self.layers, groups.names()
-        others = [stages_on(run.blueprints, map(deepcopy, self.modules)) for _ in range(groups.groups - 1)]
+        others = [stages_on(run.blueprints, map(copied, self.modules)) for _ in range(groups.groups - 1)]
         self._copies = [run.stages, *others]
         self._queues = [BatchQueue() for _ in range(groups.groups)]
         rows = [0] * (len(names) * len(layers))

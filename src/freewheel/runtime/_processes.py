@@ -108,6 +108,7 @@ def _train(
     keep_freed_memory()
     config = blueprint.options.config
     torch.set_num_threads(config.threads or 1)
+    spec.settings.apply()
     stage = blueprint.build()
     stage.load(state)
     caller = len(roles) - 1

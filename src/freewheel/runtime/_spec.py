@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from freewheel.checkpoint import Checkpoint, CheckpointWriter
 from freewheel.runtime._feed import Start
+from freewheel.runtime._settings import TorchSettings
 
 
 class Before(NamedTuple):
@@ -27,6 +28,7 @@ class RunSpec:
     checkpoint: Checkpoint | None  # the one to resume from
     steps: bool = False  # whether each stage reports every update
     norms: bool = False  # with the norm of its gradient
+    settings: TorchSettings = field(default_factory=TorchSettings.current)  # of the caller
 
     @property
     def start(self) -> Start:

@@ -6,6 +6,7 @@ from freewheel.stage._blueprint import (
     blueprints as blueprints,
     factory_of as factory_of,
 )
+from freewheel.stage._copies import copied as copied
 from freewheel.stage._hooks import (
     check_no_hooks as check_no_hooks,
     check_no_module_hooks as check_no_module_hooks,

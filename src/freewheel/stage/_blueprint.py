@@ -91,6 +91,9 @@ class Blueprint:
         optimizer = of_type(call, made, torch.optim.Optimizer, hint)
         if isinstance(optimizer, torch.optim.LBFGS):
             raise TypeError("optimizer returned an LBFGS, which reruns the network within a step: use another one")
+        for group in optimizer.param_groups:
+            if torch.is_tensor(group["lr"]):  # a scheduler changes it in place, and each stage has a scheduler
+                group["lr"] = group["lr"].clone()
         return _vectorized(optimizer), None if self.scheduler is None else self.scheduler(optimizer)
 
     def check_picklable(self) -> None:
@@ -131,11 +134,14 @@ def _takes_names(factory: Any) -> bool:
 def _vectorized(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Set `foreach` on optimizers whose results do not depend on it, unless the user chose.
 
-    On CPU torch defaults to a Python loop over the parameters, which would block the threads of other stages.
+    On CPU torch defaults to a Python loop over the parameters, which would block the threads of other stages. In types
+    of low precision the two round differently.
     """
     if type(optimizer) in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
         for group in optimizer.param_groups:
-            if group["foreach"] is None and not group["fused"] and not group["differentiable"]:
+            chosen = group["foreach"] is not None or group["fused"] or group["differentiable"]
+            exact = not any(p.dtype in (torch.bfloat16, torch.half) for p in group["params"])
+            if not chosen and exact and not torch.is_tensor(group["lr"]):
                 group["foreach"] = True
     return optimizer
 

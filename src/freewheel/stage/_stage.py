@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from freewheel.corrections import Gradients, Site, StageCorrections
 from freewheel.plan import CLIP, NORMS, SHARE, Op, Unit
 from freewheel.stage._blueprint import Blueprint
+from freewheel.stage._copies import copied
 from freewheel.stage._hooks import check_hooks, gradient_hooks, with_hooks
 from freewheel.stage._loss import loss_of
 from freewheel.stage._random import SeededDraws
@@ -40,7 +41,7 @@ class Stage(ABC):
         schedule = self.schedule = self.options.schedule
         self.module = blueprint.module
         if self.replica:
-            self.module = with_hooks(deepcopy(self.module), gradient_hooks(self.module))
+            self.module = with_hooks(copied(self.module), gradient_hooks(self.module))
         self._loss_function = loss_of(self.module, self.config.loss)
         self.optimizer: torch.optim.Optimizer | None = None
         self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler
 
 from freewheel.stage._blueprint import Blueprint, factory_of
 from freewheel.stage._stage import Stage
@@ -22,7 +23,7 @@ def retrained(stages: Sequence[Stage], blueprints: Sequence[Blueprint]) -> list[
     """
     if not any(p.requires_grad for stage in stages for p in stage.module.parameters()):
         raise ValueError("no stage has a parameter that requires a gradient: there is nothing to train")
-    steps = [stage.scheduler.last_epoch for stage in stages if stage.scheduler is not None]
+    steps = [_steps(stage.scheduler) for stage in stages if stage.scheduler is not None]
     for stage in stages:
         _check_change(stage)
     for stage in stages:
@@ -71,6 +72,13 @@ def _update(stage: Stage, steps: int) -> None:
             fresh, _ = replace(blueprint, scheduler=None).make_optimizer(factory, blueprint.named(stage.module))
             _regroup(stage, optimizer, fresh)
     stage.blueprint, stage.weights = blueprint, Live(stage.module)
+
+
+def _steps(scheduler: LRScheduler) -> int:
+    """How often a scheduler has been stepped."""
+    if isinstance(scheduler, ChainedScheduler):
+        return max(map(_steps, scheduler._schedulers))
+    return scheduler.last_epoch
 
 
 def _advance(stage: Stage, steps: int) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from freewheel.methods import BP, Method
+from freewheel.stage import copied
 from freewheel.trainer._trainer import Trainer
 
 
@@ -52,7 +52,7 @@ def _gradients(
     trainer: Trainer, modules: Sequence[nn.Module], method: Method, batch: tuple[Any, Any]
 ) -> dict[str, list[Tensor]]:
     """The gradients of one batch by the layer's name in the whole network."""
-    copies = deepcopy(list(modules))
+    copies = copied(list(modules))
     noted: dict[int, Tensor] = {}
     config = trainer.config
     one = Trainer(

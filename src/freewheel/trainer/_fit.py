@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import signal
 import sys
@@ -33,7 +32,7 @@ from freewheel.runtime import (
     remember,
     seeded,
 )
-from freewheel.stage import Stage, load_tensors
+from freewheel.stage import Stage, copied, load_tensors
 from freewheel.trainer._callbacks import BatchEnd, EpochEnd, StageSequence, asks_to_stop
 from freewheel.trainer._evaluate import evaluate
 from freewheel.trainer._history import Epoch, History, LayerUpdates, mean_loss
@@ -202,9 +201,9 @@ def _copied(model: nn.Module, modules: Sequence[nn.Module]) -> tuple[nn.Module, 
     if not modules:
         return model, []
     try:
-        network, copies = copy.deepcopy((model, list(modules)))
+        network, copies = copied((model, list(modules)))
     except (RuntimeError, TypeError):
-        copies = copy.deepcopy(list(modules))
+        copies = copied(list(modules))
         network = StageSequence(copies)
     return network, copies
 

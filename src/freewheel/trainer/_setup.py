@@ -8,6 +8,7 @@ from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import torch
 from torch import nn
 
 from freewheel._config import RunConfig, check_stragglers
@@ -137,7 +138,18 @@ def check_stages(stages: object) -> list[nn.Module]:
     for k, stage in enumerate(modules):
         if not isinstance(stage, nn.Module):
             raise TypeError(f"stages[{k}] is a {type(stage).__name__}, not a torch.nn.Module")
+        for name, child in stage.named_modules():
+            if isinstance(child, torch.jit.ScriptModule):
+                raise TypeError(
+                    f"stages[{k}]: {name or 'it'} is compiled by torch.jit, which holds on to its weights: give the "
+                    "module that was scripted or traced"
+                )
         for name, tensor in [*stage.named_parameters(), *stage.named_buffers()]:
+            if tensor.is_meta:
+                raise ValueError(
+                    f"stages[{k}]: {name!r} is on the meta device and has no values: give it memory by "
+                    "stage.to_empty(device='cpu') and initialize it, or load a state_dict with assign=True"
+                )
             other, theirs = owner.setdefault(id(tensor), (k, name))
             if other != k:
                 raise ValueError(

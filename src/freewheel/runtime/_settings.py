@@ -1,0 +1,44 @@
+"""Torch's global settings, which workers in other threads and processes take over from the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# How each setting is read, and set. A thread has a default device of its own, a process all of them.
+SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "default device": (torch.get_default_device, torch.set_default_device),
+    "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "float32 matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "deterministic algorithms": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    "anomaly detection": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+}
+
+
+@dataclass(frozen=True)
+class TorchSettings:
+    """The global settings that change results.
+
+    Example:
+        >>> settings = TorchSettings.current()
+        >>> torch.set_default_dtype(torch.float64)
+        >>> settings.apply()
+        >>> torch.get_default_dtype()
+        torch.float32
+    """
+
+    values: dict[str, Any]
+
+    @classmethod
+    def current(cls) -> TorchSettings:
+        """Return those of this thread."""
+        return cls({name: read() for name, (read, _) in SETTINGS.items()})
+
+    def apply(self) -> None:
+        """Make them those of this thread."""
+        for name, (read, write) in SETTINGS.items():
+            if read() != self.values[name]:
+                write(self.values[name])
