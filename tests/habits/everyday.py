@@ -322,6 +322,41 @@ class Constants(nn.Module):
         return self.layer(x) * torch.full((8,), 0.1) + torch.linspace(0, 1, 8)
 
 
+class Late(nn.Module):
+    """Makes a parameter when it sees its first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(8, 8), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = nn.Parameter(torch.ones(x.shape[1]))
+        return self.layer(x) * self.scale
+
+
+class Maybe(nn.Module):
+    """An input of which a part may be missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 8)
+
+    def forward(self, given: dict[str, Tensor | None]) -> Tensor:
+        x = self.layer(given["x"]).tanh()
+        return x if given["mask"] is None else x * given["mask"]
+
+
+def late() -> Case:
+    return middle_of(Late)
+
+
+def maybe() -> Case:
+    masks = [None, torch.full((8, 8), 0.5)] * 3
+    batches = [({"x": x, "mask": mask}, y) for (x, y), mask in zip(vectors(), masks)]
+    return Case(seeded(Maybe, middle, last), batches)
+
+
 def counts() -> Case:
     return middle_of(Counts)
 
@@ -386,6 +421,10 @@ HABITS = [
     ),
     Habit("a generator of one's own", global_generator, refuse(WAVERS), methods=[*CHAIN, *FORWARD, *RACES]),
     Habit("a codebook by moving averages", codebook, NOT_A_STACK, methods=[m for m in METHODS if m != "gpipe"]),
+    Habit(
+        "a parameter made in forward", late, refuse("'stages.1.scale' is made in forward"), methods=[*CHAIN, *FORWARD]
+    ),
+    Habit("inputs that may be missing", maybe, NOT_A_STACK),
     Habit("draws from distributions", samples, NOT_A_STACK, plain=None),
     Habit("vmap in forward", mapped, refuse("Batching rule not implemented", *FORWARD), methods=[*CHAIN, *FORWARD]),
     Habit(

@@ -133,7 +133,18 @@ class _Check:
             pieces = [(x, y, share) for (x, n, share), (y, _, _) in zip(inputs, targets) if n]
             on_loss = partial(check_leaves, network=self._network, schedule=self._schedule)
             expected.append(self._plain.gradients(number, pieces, on_loss))
+            self._check_made()
         return expected
+
+    def _check_made(self) -> None:
+        """Refuse parameters that a forward has made, which no optimizer has."""
+        known = set(self._network.names.values())
+        made = [name for name in self._plain.network.names.values() if name not in known]
+        if made:
+            raise MismatchError(
+                f"{made[0]!r} is made in forward, after the optimizers, which would not train it: run the network on "
+                "one batch before you make the trainer"
+            )
 
     def state(self, schedule: Schedule) -> None:
         """Compare the loss of a batch with those of its parts, and look for state that workers would not share."""

@@ -149,7 +149,6 @@ class LocalPool(Pool):
         def work() -> None:
             try:
                 torch.set_num_threads(self.run.threads)
-                self.run.spec.settings.apply()
                 program()
                 self.interleaving.leave(worker.name)
             except ClosedError:

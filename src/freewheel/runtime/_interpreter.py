@@ -137,7 +137,6 @@ class Interpreter:
         """Execute the whole stream, waiting where needed; give up at the next action once the run is closed."""
         if self.stage.device.type == "cuda":
             torch.cuda.set_device(self.stage.device)  # a thread begins without a GPU of its own
-        self._spec.settings.apply()
         for action in self.actions():
             if self._feed.closed:
                 raise ClosedError

@@ -19,7 +19,8 @@ def split_samples(tree: Any, size: int, micro: int, what: str, by: str = "micro"
     if micro == 1:
         return [(tree, size, 1.0)]
     tensors = tensors_of(tree)
-    if len(tensors) < len(tree_leaves(tree)) or any(not t.dim() or t.shape[0] != size for t in tensors):
+    leaves = [leaf for leaf in tree_leaves(tree) if leaf is not None] or [tree]
+    if len(tensors) < len(leaves) or any(not t.dim() or t.shape[0] != size for t in tensors):
         raise ValueError(
             f"{by}={micro} cuts a batch along its first dimension, but this {what} is not a tensor of {size} rows"
         )

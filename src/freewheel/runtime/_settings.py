@@ -1,4 +1,4 @@
-"""Torch's global settings, which workers in other threads and processes take over from the caller."""
+"""Torch's global settings, which workers in other processes take over from the caller."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-# How each setting is read, and set. A thread has a default device of its own, a process all of them.
+# How each setting is read, and set.
 SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
-    "default device": (torch.get_default_device, torch.set_default_device),
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "float32 matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "deterministic algorithms": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
@@ -34,11 +33,11 @@ class TorchSettings:
 
     @classmethod
     def current(cls) -> TorchSettings:
-        """Return those of this thread."""
+        """Return those of this process."""
         return cls({name: read() for name, (read, _) in SETTINGS.items()})
 
     def apply(self) -> None:
-        """Make them those of this thread."""
+        """Make them those of this process."""
         for name, (read, write) in SETTINGS.items():
             if read() != self.values[name]:
                 write(self.values[name])
