@@ -230,6 +230,30 @@ class Beside(nn.Module):
         return {"out": self.out(pair[0]), "guess": pair[1]}
 
 
+class Annealed(nn.Module):
+    """A loss that counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, out: Tensor, target: Tensor) -> Tensor:
+        self.calls += 1
+        return F.cross_entropy(out, target) * (0.5 + 0.1 * self.calls)
+
+
+def dropped(out: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(F.dropout(out, 0.5), target)
+
+
+def annealed() -> Case:
+    return with_loss(Annealed())
+
+
+def random_loss() -> Case:
+    return with_loss(dropped)
+
+
 def both(outputs: dict[str, Tensor], target: Tensor) -> Tensor:
     return F.cross_entropy(outputs["out"], target) + 0.3 * F.cross_entropy(outputs["guess"], target)
 
@@ -412,6 +436,8 @@ HABITS = [
     Habit("a sum over samples as loss", summed, PARTS),
     Habit("class weights and ignored labels", weighted, PARTS, methods=[*CHAIN, *FORWARD, "dgl", *FEEDBACK]),
     Habit("a loss that compares samples", contrastive, PARTS),
+    Habit("a loss that counts its calls", annealed, {**PARTS, **refuse("loss returns something else", "dgl", *RACES)}),
+    Habit("a loss that draws random numbers", random_loss, plain=None),
     Habit("outputs of inner stages in the loss", deeply_supervised, methods=[*CHAIN, *FORWARD]),
     Habit(
         "a counter in forward",

@@ -22,7 +22,7 @@ from freewheel.check._graph import check_leaves
 from freewheel.check._parts import check_parts
 from freewheel.check._plain import MismatchError, Plain
 from freewheel.check._recorder import Recorder, nudge
-from freewheel.check._shared import check_shared
+from freewheel.check._shared import check_loss, check_shared
 from freewheel.plan import Plan, Schedule
 from freewheel.runtime import RUNTIMES, Batch, Before, Feed, Run, RunSpec, StageError, seeded, split_samples
 from freewheel.stage import Blueprint, StageOptions
@@ -150,6 +150,8 @@ class _Check:
         """Compare the loss of a batch with those of its parts, and look for state that workers would not share."""
         if not self._planned:
             check_shared(self._network.copy(), self._runs, self._samples)
+        if not self._planned or schedule.credit.needs_targets:
+            check_loss(self._network.copy(), self._runs, self._samples)
         if schedule.micro > 1 or schedule.replicas > 1:
             check_parts(self._network.copy(), self._runs, self._samples, schedule)
 

@@ -16,6 +16,7 @@ from freewheel.check._copies import Network, Samples
 from freewheel.check._plain import MismatchError, Plain
 from freewheel.plan import Schedule
 from freewheel.runtime import split_samples
+from freewheel.stage import SeededDraws
 
 
 def check_parts(
@@ -52,7 +53,9 @@ def _of_batch_and_parts(loss: Loss, size: int, parts: int) -> Loss:
     def both(out: Any, target: Any) -> Tensor:
         own = map_tensors(torch.clone, target)  # a loss may change it in place
         outs, targets = (split_samples(tree, size, parts, "batch") for tree in (out, own))
-        losses = [loss(a, b) * share for (a, _, share), (b, _, _) in zip(outs, targets)]
-        return torch.stack([loss(out, target), torch.stack(losses).sum()])
+        with SeededDraws(0) as draws:
+            losses = [loss(a, b) * share for (a, _, share), (b, _, _) in zip(outs, targets)]
+            whole, mean = loss(out, target), torch.stack(losses).sum()
+        return torch.stack([whole, whole if draws.used else mean])  # random numbers are others for each part
 
     return both
