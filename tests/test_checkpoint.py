@@ -71,6 +71,23 @@ def test_sequences_in_micro_batches_resume(method, tmp_path):
     goes_on(tmp_path, lambda: method, stages, every=3, data=sequences, runtimes=CROSSED[0])
 
 
+def test_a_fit_that_ended_within_an_epoch_resumes_with_its_number_of_batches(tmp_path):
+    """Otherwise the next fit would draw the same random numbers again."""
+    options: dict[str, Any] = {
+        "method": fw.FGD(scale=0.1),
+        "loss": F.cross_entropy,
+        "optimizer": partial(torch.optim.SGD, lr=0.1),
+        "threads": 1,
+    }
+    whole = fw.Trainer(network(2), **options)
+    whole.fit(batches(4), max_steps=3, save_to=tmp_path)
+    resumed = fw.Trainer.resume(tmp_path, network(2), **options)
+    assert resumed.unfinished is None
+    for each in (whole, resumed):
+        each.fit(batches(4))
+    assert same_bits(tensors(whole.model()), tensors(resumed.model()))
+
+
 # ---- other settings ----
 
 ALSO: dict[str, dict[str, Any]] = {

@@ -164,15 +164,16 @@ class Fit:
                 stage.load(snapshot.state)
         history, feed = self._history, self._feed
         history.stopped, history.interrupted = stopped is not None, feed.stopped
+        finished = self._finished(outcome)
         if self._writer:
             assert outcome.rest is not None
             counts, epochs = [snapshot.counts for snapshot in outcome.rest.snapshots], self._request.epochs
             if stopped is not None or not feed.stopped:
-                end = FitPosition(batches=history.batches, epochs=epochs, epoch=epochs, history=history.as_dict())
+                end = FitPosition(batches=finished.batches, epochs=epochs, epoch=epochs, history=finished.as_dict())
                 self._writer.save(self._stages, counts, end)
             else:
                 self._writer.save(self._stages, counts, *self._position(feed.announced, time.perf_counter()))
-        return self._finished(outcome)
+        return finished
 
     def _position(self, batches: int, now: float) -> tuple[FitPosition, Any]:
         """The position of the fit after a number of batches, and the generators of its loader."""
