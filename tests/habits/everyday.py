@@ -445,7 +445,7 @@ HABITS = [
         {**refuse("must not count or remember", "fr", "dsp"), **refuse("step' changes with each forward", *RACES)},
         methods=[m for m in METHODS if m != "gpipe"],  # it would count micro-batches
     ),
-    Habit("a generator of one's own", global_generator, refuse(WAVERS), methods=[*CHAIN, *FORWARD, *RACES]),
+    Habit("a generator of one's own", global_generator, {**refuse(WAVERS), **NOT_A_STACK}),
     Habit("a codebook by moving averages", codebook, NOT_A_STACK, methods=[m for m in METHODS if m != "gpipe"]),
     Habit(
         "a parameter made in forward", late, refuse("'stages.1.scale' is made in forward"), methods=[*CHAIN, *FORWARD]

@@ -28,6 +28,10 @@ from freewheel.runtime import RUNTIMES, Batch, Before, Feed, Run, RunSpec, Stage
 from freewheel.stage import Blueprint, StageOptions
 
 SAMPLES = 4
+WAVERS = (
+    "the network computes something else each time it sees the same batch: keep counters and generators in its "
+    "modules, not in global variables"
+)
 ADVICE = "if this is intended, or the fault is ours, train with check=False"
 
 
@@ -148,6 +152,8 @@ class _Check:
 
     def state(self, schedule: Schedule) -> None:
         """Compare the loss of a batch with those of its parts, and look for state that workers would not share."""
+        if not schedule.credit.exact and self._wavers():  # of others the gradients are compared
+            raise MismatchError(f"{WAVERS}; {ADVICE}")
         if not self._planned:
             check_shared(self._network.copy(), self._runs, self._samples)
         if not self._planned or schedule.credit.needs_targets:
@@ -189,17 +195,14 @@ class _Check:
     def _reason(self) -> str:
         """A likely reason, if one is known."""
         if self._wavers():
-            return (
-                " (the network computes something else each time it sees the same batch: keep counters and generators "
-                "in its modules, not in global variables)"
-            )
+            return f" ({WAVERS})"
         if self._schedule.weights != "recompute" or not self._schedule.asynchronous:
             return ""
         return " (weights='recompute' runs a stage twice for each batch: a module must not count or remember its calls)"
 
     def _wavers(self) -> bool:
         """Whether two copies of the network have different losses for the same samples."""
-        copies = [self._network.copy() for _ in range(2)]
+        copies = (self._network.copy() for _ in range(2))
         losses = [self._runs(each).loss((0, 0), *self._samples.fresh()) for each in copies if each is not None]
         return self._differ(losses[0], losses[-1])
 
