@@ -100,7 +100,7 @@ class _Check:
         self._ours = ours
         self._runs = partial(Plain, config=options.config, first_batch=before.batches, planned=planned)
         self._plain = self._runs(plain)
-        self._planned = planned
+        self._planned, self._exact = planned, options.credit.exact
         self._coarse = options.config.autocast is not None
         # Weights that move show whether a late backward uses those of its forward.
         self._moves = self._schedule.weights == "stash" and options.credit.exact and self._schedule.asynchronous
@@ -152,7 +152,7 @@ class _Check:
 
     def state(self, schedule: Schedule) -> None:
         """Compare the loss of a batch with those of its parts, and look for state that workers would not share."""
-        if not schedule.credit.exact and self._wavers():  # of others the gradients are compared
+        if not self._exact and self._wavers():  # of others the gradients are compared
             raise MismatchError(f"{WAVERS}; {ADVICE}")
         if not self._planned:
             check_shared(self._network.copy(), self._runs, self._samples)
