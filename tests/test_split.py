@@ -19,7 +19,7 @@ from freewheel.split import SplitReport, Stages, split
 from freewheel.tangents import Drawer
 
 splitting = importlib.import_module("freewheel.split._split")
-measuring = importlib.import_module("freewheel.split._measure")
+measuring = importlib.import_module("freewheel.split._clock")
 
 
 class Block(nn.Module):

@@ -68,6 +68,7 @@ class Correction:
     credits: ClassVar[tuple[str, ...]] = ("chain",)  # supported families of credit
     weights: ClassVar[tuple[str, ...]] = ()  # supported values of `weights`; empty for all
     collects: ClassVar[bool] = False  # whether it skips optimizer steps
+    steady: ClassVar[bool] = False  # whether `update` never skips and does not depend on `step.number`
 
     def applies(self, site: Site) -> bool:
         """Whether this stage needs the correction."""

@@ -7,6 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from freewheel.corrections._correction import Correction, Gradients, Site, State, Step
 
@@ -22,6 +23,12 @@ class StageCorrections:
         self._site = site
         self._number = 0
         self._states: list[State] | None = None
+        self.fixed = False  # whether the tensors of the state keep their places in memory
+
+    @property
+    def steady(self) -> bool:
+        """Whether every update is the same function of tensors."""
+        return all(c.steady or type(c).update is Correction.update for c in self._corrections)
 
     def __len__(self) -> int:
         return len(self._corrections)
@@ -49,15 +56,28 @@ class StageCorrections:
         step = Step(self._site, self._number, gradients, weights, stale_weights)
         states = self._started(weights)
         for i, correction in enumerate(self._corrections):
-            step, states[i] = correction.update(step, states[i])
+            step, state = correction.update(step, states[i])
+            states[i] = self._next(states[i], state)
         return step
 
     def updated(self, weights: Sequence[Tensor]) -> None:
         """Advance the state after an optimizer step, made or skipped."""
         states = self._started(weights)
         for i, correction in enumerate(self._corrections):
-            states[i] = correction.updated(self._site, weights, states[i])
+            states[i] = self._next(states[i], correction.updated(self._site, weights, states[i]))
+
+    def count(self) -> None:
+        """Count an update, made or skipped."""
         self._number += 1
+
+    def _next(self, state: State, following: State) -> State:
+        """Return the following state; with `fixed`, it is copied to the place of the state."""
+        if not self.fixed or following is state:
+            return following
+        for place, value in zip(tree_leaves(state), tree_leaves(following), strict=True):
+            if place is not value:
+                place.copy_(value)
+        return state
 
     def _started(self, weights: Sequence[Tensor]) -> list[State]:
         if self._states is None:

@@ -17,6 +17,7 @@ class DelayCompensation(Correction):
 
     strength: float = 0.04
     weights = ("stash", "predict")
+    steady = True
 
     def __post_init__(self) -> None:
         if not self.strength >= 0:

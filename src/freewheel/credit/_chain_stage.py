@@ -93,7 +93,8 @@ class ChainStage(Stage):
         if schedule.weights == "current":
             return Current(self.module, self.corrections.backward_weights)
         gap = self.delay - (schedule.order == "backward")
-        return Stash(self.module, predict=gap if schedule.weights == "predict" else 0)
+        predict = gap if schedule.weights == "predict" else 0
+        return Stash(self.module, predict, fixed=self.launch.fixed)
 
     def forward(
         self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0, weight: float = 1.0
@@ -101,12 +102,38 @@ class ChainStage(Stage):
         """Run the module and store its graph, or its input if the forward will be recomputed."""
         if x is None:
             return None
-        leaves, spec = self._pass(unit, x, target, share * weight)
+        given, fed = ((x,), (target,)) if self.index else ((), (x, target))
+        out, stored = self.launch("forward", unit, self._forward, share * weight, *given, fed=fed)
+        self._store(unit, stored)
         if self.is_last:
-            loss = leaves[0].detach()
-            self.losses.append((loss, size))
-            return loss
-        return unflatten(map_tensors(Tensor.detach, leaves), spec)
+            self.losses.append((self.launch.kept(out), size))
+        return out
+
+    def _forward(self, unit: Unit, share: float, x: Tree, target: Tree) -> tuple[Tree, tuple[Any, ...]]:
+        """Return the outputs, and what is needed to learn from them."""
+        leaves, spec = self._pass(unit, x, target, share)
+        return unflatten(map_tensors(Tensor.detach, leaves), spec), self._take(unit)
+
+    def _stores(self) -> tuple[dict[Unit, Any], ...]:
+        """Return the dicts of what a forward stores for its backward."""
+        return self._graphs, self._stored, self._retained
+
+    def _take(self, unit: Unit) -> tuple[Any, ...]:
+        return tuple(store.pop(unit, None) for store in self._stores())
+
+    def _store(self, unit: Unit, taken: tuple[Any, ...]) -> None:
+        """Store what `_take` has taken out, maybe of an earlier batch."""
+        for store, value in zip(self._stores(), taken):
+            if value is not None:
+                store[unit] = value
+        self._hold(unit)
+
+    def _hold(self, unit: Unit) -> None:
+        """Keep the weights of a graph."""
+        graph = self._graphs.get(unit)
+        if graph is not None:
+            graph.version = self.version
+            self.weights.hold(graph.version, graph.weights)
 
     def _pass(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
         """Return the outputs, and store what is needed to learn from them."""
@@ -130,11 +157,14 @@ class ChainStage(Stage):
 
         The random numbers are those of the forward, and buffers such as running statistics are unchanged.
         """
-        if unit not in self._stored:
-            return
-        x, target, share = self._stored.pop(unit)
+        stored = self._stored.pop(unit, None)
+        if stored is not None:
+            self._store(unit, self.launch("recompute", unit, self._recompute, stored))
+
+    def _recompute(self, unit: Unit, stored: StoredInput) -> tuple[Any, ...]:
         with scratch_buffers(self.module):
-            self._record(unit, x, target, share)
+            self._record(unit, *stored)
+        return self._take(unit)
 
     def _record(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
         """Run a forward and store its graph."""
@@ -190,16 +220,27 @@ class ChainStage(Stage):
         self._retained.pop(unit, None)
         if graph is None:
             return ()
-        pairs = self._cotangents(unit, graph, gradients)
+        earlier, signals = self._gradients or None, self._signals_of(unit)
+        found = self.launch("backward", unit, self._backward, graph, gradients, earlier, *signals)
+        inputs, self._gradients, self._stale_weights = found
+        self.weights.release(graph.version)
+        return inputs
+
+    def _backward(
+        self, unit: Unit, graph: Graph, gradients: Gradients | None, earlier: Gradients | None, *signals: Any
+    ) -> tuple[Gradients, Gradients, Sequence[Tensor]]:
+        """Return the gradients of the inputs and of the weights, these added to earlier ones, and the weights."""
+        pairs = self._cotangents(graph, gradients, *signals)
         wanted = [*graph.inputs, *graph.weights]
         with ExitStack() as stack:
             self._enter_backward(stack, unit, graph)
-            found = differentiate(pairs, wanted, accumulate=self._reentrant)
+            found = differentiate(pairs, wanted, accumulate=self._reentrant, retain=self.launch.warms_up)
         inputs, ours = found[: len(graph.inputs)], found[len(graph.inputs) :]
-        self._gradients = ours if not self._gradients else [add(a, b) for a, b in zip(self._gradients, ours)]
-        self._stale_weights = graph.weights
-        self.weights.release(graph.version)
-        return inputs
+        return inputs, ours if earlier is None else [add(a, b) for a, b in zip(earlier, ours)], graph.weights
+
+    def _signals_of(self, unit: Unit) -> tuple[Any, ...]:
+        """Return what a backward needs besides its graph and the gradients of the next stage."""
+        return ()
 
     def _enter_backward(self, stack: ExitStack, unit: Unit, graph: Graph) -> None:
         """Put the weights and the random numbers of the forward in place, for what a backward computes again."""
@@ -208,7 +249,7 @@ class ChainStage(Stage):
         if self._checkpoints:
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
 
-    def _cotangents(self, unit: Unit, graph: Graph, gradients: Gradients | None) -> Cotangents:
+    def _cotangents(self, graph: Graph, gradients: Gradients | None, *signals: Any) -> Cotangents:
         """Return the outputs to backpropagate from, each with its gradient; None for the loss."""
         if gradients is not None:
             gradients = self.corrections.receive([None if g is None else to_device(g, self.device) for g in gradients])
@@ -262,6 +303,7 @@ class ChainStage(Stage):
         for unit, (self.version, x, target, share, buffers, saved) in pending["graphs"].items():
             with scratch_buffers(self.module, buffers), self.weights.replaying(saved):
                 self._record(unit, x, target, share)
+            self._hold(unit)
             self._retained[unit] = Retained(x, target, share, buffers, saved)
         self.version, self._edits = version, edits
 

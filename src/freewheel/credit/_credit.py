@@ -63,6 +63,10 @@ class Credit(PlanCredit, ABC):
     def check_replicas(self, replicas: int, pipeline: Pipeline) -> None:
         """Reject several replicas if an all-reduce cannot combine their gradients."""
 
+    def check_captured(self) -> None:
+        """Reject capture as CUDA graphs, unless stages compute every batch by the same functions of tensors."""
+        raise ValueError(f"runtime='graph' with credit={self.name!r}, which it cannot capture: use runtime='threads'")
+
     def check_epochs(self, stages: Sequence[Stage], epochs: range) -> None:
         """Reject options that are invalid in one of these epochs, before the first starts."""
 

@@ -244,7 +244,7 @@ class ForwardStage(DualStage):
                 held = 0
         self._step()  # even without gradients left, so that the optimizer counts the step
         self._stepped()
-        self._updated()
+        self.version += 1
 
     @torch.no_grad()
     def _all_gradients(self) -> Gradients:

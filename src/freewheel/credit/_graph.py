@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,8 @@ from freewheel.stage import Tree
 Cotangents = Sequence[tuple[Tensor, Tensor | None]]  # outputs, each with its gradient; None for the loss
 
 
-class Graph(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Graph:
     """The autograd graph of a forward, pending its backward."""
 
     inputs: list[Tensor]
@@ -71,20 +73,23 @@ def contents(outputs: Sequence[Tensor]) -> Contents:
     return Contents(leaves, reentrant)
 
 
-def differentiate(pairs: Cotangents, wanted: Sequence[Tensor], *, accumulate: bool = False) -> Gradients:
+def differentiate(
+    pairs: Cotangents, wanted: Sequence[Tensor], *, accumulate: bool = False, retain: bool = False
+) -> Gradients:
     """Return the gradients of the wanted tensors, None for those that the outputs do not depend on.
 
-    With `accumulate`, they are collected as `backward()` does it, which reentrant checkpoints need.
+    With `accumulate`, they are collected as `backward()` does it, which reentrant checkpoints need. With `retain`, the
+    graph can be used again.
     """
     if not pairs or not wanted:
         return [None] * len(wanted)
     outputs, gradients = [t for t, _ in pairs], [g for _, g in pairs]
     if not accumulate:
-        return torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)  # pyright: ignore
+        return torch.autograd.grad(outputs, wanted, gradients, retain_graph=retain, allow_unused=True)  # pyright: ignore
     before = [t.grad for t in wanted]
     for t in wanted:
         t.grad = None
-    torch.autograd.backward(outputs, gradients)  # pyright: ignore[reportArgumentType]
+    torch.autograd.backward(outputs, gradients, retain_graph=retain)  # pyright: ignore[reportArgumentType]
     found = [t.grad for t in wanted]
     for t, gradient in zip(wanted, before):
         t.grad = gradient

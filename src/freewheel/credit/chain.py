@@ -34,6 +34,9 @@ class Chain(Credit):
                 f"micro={pipeline.micro}: micro-batches need zero delays, not delays={tuple(pipeline.delays)}"
             )
 
+    def check_captured(self) -> None:
+        """Accept."""
+
     def build(self, blueprint: Blueprint) -> Stage:
         """Build a `ChainStage`."""
         return ChainStage(blueprint)

@@ -98,6 +98,9 @@ class Feedback(FeedbackOptions, Credit):
         if pipeline.micro > 1:
             raise ValueError(f"micro={pipeline.micro}: credit='feedback' has no micro-batches; leave it out")
 
+    def check_captured(self) -> None:
+        """Accept."""
+
     def bind(self, modules: Sequence[nn.Module]) -> Feedback:
         """Number the layers."""
         layers, joined = number_stacked_layers(modules)
@@ -199,9 +202,15 @@ class FeedbackStage(ChainStage):
         if signal is not None:
             self._signals[unit] = to_device(signal, self.device)
 
-    def _cotangents(self, unit: Unit, graph: Graph, gradients: Gradients | None) -> Cotangents:
+    def _stores(self) -> tuple[dict[Unit, Any], ...]:
+        return *super()._stores(), self._signals, self._errors
+
+    def _signals_of(self, unit: Unit) -> tuple[Any, ...]:
+        return self._signals.pop(unit), self._errors.pop(unit, None)
+
+    def _cotangents(self, graph: Graph, gradients: Gradients | None, *signals: Any) -> Cotangents:
         """Return the blocks' outputs and their gradients: of the last block from outside, of the others by feedback."""
-        signal, error = self._signals.pop(unit), self._errors.pop(unit, None)
+        signal, error = signals
         if gradients is not None:
             (error,) = (None if g is None else to_device(g, self.device) for g in gradients)
         pairs = zip(graph.outputs, graph.gradient_slots)

@@ -75,6 +75,11 @@ class Local(HeadOptions, Credit):
         """Reject delays and micro-batches."""
         check_immediate(self.name, pipeline)
 
+    def check_captured(self) -> None:
+        """Reject a replay buffer, from which every batch takes another input."""
+        if self.replay:
+            raise ValueError(f"replay={self.replay} with runtime='graph': use runtime='threads'")
+
     def bind(self, modules: Sequence[nn.Module]) -> Local:
         """Find the number of classes."""
         known = self.classes is not None or self.heads is not None or len(modules) == 1

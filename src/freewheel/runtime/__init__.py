@@ -9,6 +9,7 @@ from freewheel.runtime._errors import (
 )
 from freewheel.runtime._feed import Feed as Feed, Start as Start
 from freewheel.runtime._generators import recall as recall, remember as remember, seeded as seeded
+from freewheel.runtime._graph import Graphs
 from freewheel.runtime._interpreter import NOT_FINITE as NOT_FINITE, Interpreter as Interpreter, Snapshot as Snapshot
 from freewheel.runtime._micro_batches import split_samples as split_samples
 from freewheel.runtime._processes import Processes
@@ -40,6 +41,7 @@ from freewheel.runtime._workers import (
 
 RUNTIMES: dict[str, Runtime] = {
     "simulate": Simulate(),
+    "graph": Graphs(),
     "threads": Threads(),
     "processes": Processes(),
     "torchrun": Torchrun(),

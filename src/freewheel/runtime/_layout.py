@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
-from freewheel._trees import children_of, rebuild
+from freewheel._trees import children_of, map_tensors, rebuild, tensors_of
 from freewheel.tangents import Dual
 
 ALIGNMENT = 64
@@ -185,13 +184,11 @@ def compact(tree: Any) -> Any:
         >>> compact(torch.zeros(4, 100, 3)[:, -1]).stride(), compact(torch.zeros(4, 3).t()).stride()
         ((3, 1), (1, 3))
     """
-    if isinstance(tree, Tensor):
-        sparse = tree.layout is torch.strided and _span(tree.shape, tree.stride()) > 4 * tree.numel()
-        return tree.contiguous() if sparse else tree
-    if type(tree) is dict:
-        return {key: compact(child) for key, child in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)([compact(child) for child in tree])
-    if type(tree) in _NAMED.values():
-        return type(tree)(*[compact(child) for child in tree])
-    return tree_map(lambda leaf: leaf if leaf is tree else compact(leaf), tree)
+    if not any(_is_sparse(t) for t in ([tree] if isinstance(tree, Tensor) else tensors_of(tree))):
+        return tree
+    return map_tensors(lambda t: t.contiguous() if _is_sparse(t) else t, tree)
+
+
+def _is_sparse(tensor: Tensor) -> bool:
+    """Whether a tensor is a view of a much larger piece of memory."""
+    return tensor.layout is torch.strided and _span(tensor.shape, tensor.stride()) > 4 * tensor.numel()

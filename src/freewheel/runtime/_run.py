@@ -17,6 +17,7 @@ from freewheel.runtime._reading import Batch
 from freewheel.runtime._replicas import shards
 from freewheel.runtime._spec import RunSpec
 from freewheel.runtime._wiring import PREFETCH, close_all, depth_of, input_name, stage_wires, target_name
+from freewheel.runtime._world import Wire
 from freewheel.stage import Blueprint, Stage
 
 
@@ -139,12 +140,17 @@ def _merged(snapshots: Sequence[Snapshot]) -> Snapshot:
 class LocalRun:
     """A run within this process: an interpreter for each stage of each replica, and the channels between them."""
 
-    def __init__(self, run: Run, stages: Sequence[Stage]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        stages: Sequence[Stage],
+        channel: Callable[[Wire], Channel] = lambda wire: Channel(wire.capacity),
+    ) -> None:
         self.run = run
         # One replica runs ahead of another by at most the delay; where one thread runs all, none may wait for that.
         prefetch = PREFETCH if run.schedule.replicas == 1 else depth_of(run.schedule)
         wires = stage_wires(run.schedule, 0, prefetch)
-        self._channels = {wire.name: Channel(wire.capacity) for wire in wires}
+        self._channels = {wire.name: channel(wire) for wire in wires}
         self.interpreters = [Interpreter(stage, run.feed, self._channels, run.spec, run.collect) for stage in stages]
 
     def deliver(self) -> bool:

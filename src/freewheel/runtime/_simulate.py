@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from freewheel._cores import intra_op_threads
 from freewheel.plan import Action
 from freewheel.runtime._interpreter import Interpreter
@@ -14,26 +16,31 @@ class Simulate(Runtime):
 
     def run(self, run: Run) -> Outcome:
         """Run to the end, or to the cut at which `on_cut` asks to stop."""
-        cuts: list[Cut] = []
-        run.on_complete = cuts.append
         with run.begun() as stages, intra_op_threads(run.threads):
             local = LocalRun(run, stages)
             run.feed.on_demand(local.deliver)
-            steppers = [_Stepper(interpreter) for interpreter in local.interpreters]
-            while sum(stepper.advance() for stepper in steppers):  # not any(): every stage gets its turn
-                while cuts:
-                    cut = cuts.pop(0)
-                    if run.on_cut(cut):
-                        return local.outcome(cut)
-            assert all(stepper.over for stepper in steppers), "deadlock in a checked plan"
-            return local.outcome(None)
+            return take_turns(run, local, Stepper.advance, run.on_cut)
 
 
-class _Stepper:
+def take_turns(run: Run, local: LocalRun, advance: Callable[[Stepper], bool], on_cut: Callable[[Cut], bool]) -> Outcome:
+    """Let the stages advance one after another until all have finished, or `on_cut` asks to stop."""
+    cuts: list[Cut] = []
+    run.on_complete = cuts.append
+    steppers = [Stepper(interpreter) for interpreter in local.interpreters]
+    while sum(advance(stepper) for stepper in steppers):  # not any(): every stage gets its turn
+        while cuts:
+            cut = cuts.pop(0)
+            if on_cut(cut):
+                return local.outcome(cut)
+    assert all(stepper.over for stepper in steppers), "deadlock in a checked plan"
+    return local.outcome(None)
+
+
+class Stepper:
     """Runs one stage as far as it goes without waiting."""
 
     def __init__(self, interpreter: Interpreter) -> None:
-        self._interpreter = interpreter
+        self.interpreter = interpreter
         self._actions = interpreter.actions()
         self._next: Action | None = None
         self.over = False
@@ -47,8 +54,8 @@ class _Stepper:
                 if self._next is None:
                     self.over = True
                     break
-            if not self._interpreter.ready(self._next):
+            if not self.interpreter.ready(self._next):
                 break
-            self._interpreter.execute(self._next)
+            self.interpreter.execute(self._next)
             self._next, moved = None, True
         return moved

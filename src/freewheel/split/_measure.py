@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from freewheel.split._clock import Span, Step, measured
 from freewheel.split._line import Line
 from freewheel.split._tree import map_tensors, tensors
 from freewheel.split._undisturbed import undisturbed
@@ -24,10 +24,6 @@ from freewheel.tangents import (
     explained,
     leave_level,
 )
-
-STEPS = 9
-BUDGET_SECONDS = 0.5
-Seconds = dict[fx.Node, float]
 
 
 def time_backpropagation(line: Line, example: Any) -> list[float]:
@@ -65,30 +61,19 @@ def time_forward_gradients(line: Line, example: Any) -> list[float]:
         leave_level()
 
 
-def _median_seconds(line: Line, step: Callable[[Callable[[], float]], Seconds]) -> list[float]:
+def _median_seconds(line: Line, step: Step) -> list[float]:
     devices = {t.device for t in (*line.model.parameters(), *line.model.buffers()) if t.device.type == "cuda"}
-
-    def clock() -> float:
-        for device in devices:
-            torch.cuda.synchronize(device)
-        return perf_counter()
-
-    steps: list[Seconds] = []
     with undisturbed(line.model), torch.enable_grad():
-        start = clock()
-        for done in range(1, STEPS + 1):
-            steps.append(step(clock))
-            if (clock() - start) * (done + 1) / done > BUDGET_SECONDS:
-                break  # another step would exceed the budget
-    warm = steps[len(steps) // 4 :]
-    return [median(seconds[unit] for seconds in warm) for unit in line.units]
+        steps = measured(step, devices)
+    return [median(seconds.get(unit, 0.0) for seconds in steps) for unit in line.units]
 
 
 def _walk(
-    line: Line, example: Any, clock: Callable[[], float], after: Callable[[fx.Node, Any], None]
-) -> tuple[Seconds, list[Tensor]]:
-    """Run the model and call `after` with every unit and its value; return the seconds of each, and the output."""
-    seconds = dict.fromkeys(line.units, 0.0)
+    line: Line, example: Any, clock: Callable[[], Any], after: Callable[[fx.Node, Any], None]
+) -> tuple[list[Span], list[Tensor]]:
+    """Run the model and call `after` with every unit and its value; return the span of each, and the output."""
+    spans: list[Span] = []
+    units = set(line.units)
     values: dict[fx.Node, Any] = {}
     ends: list[Tensor] = []
     uses_left = {node: len(node.users) for node in line.traced.graph.nodes}
@@ -101,38 +86,36 @@ def _walk(
             continue
         start = clock()
         values[node] = line.traced.run(node, values.__getitem__)
-        if node in seconds:
-            seconds[node] += clock() - start
+        if node in units:
+            spans.append((node, start, clock()))
             after(node, values[node])
         for source in node.all_input_nodes:
             uses_left[source] -= 1
             if not uses_left[source] and not any(user.op == "output" for user in source.users):
                 del values[source]
-    return seconds, ends
+    return spans, ends
 
 
-def _training_step(line: Line, example: Any, clock: Callable[[], float]) -> Seconds:
-    """Seconds of each unit in one step of backpropagation."""
-    marks: list[tuple[float, fx.Node]] = []  # when each unit's output got its gradient
+def _training_step(line: Line, example: Any, clock: Callable[[], Any]) -> list[Span]:
+    """Spans of each unit in one step of backpropagation."""
+    marks: list[tuple[Any, fx.Node]] = []  # when each unit's output got its gradient
 
     def watch(unit: fx.Node, value: Any) -> None:
         for tensor in tensors(value):
             if tensor.grad_fn is not None:
                 tensor.register_hook(lambda gradient: marks.append((clock(), unit)))
 
-    seconds, ends = _walk(line, example, clock, watch)
+    spans, ends = _walk(line, example, clock, watch)
     ends = [t for t in ends if t.grad_fn is not None]
     sources = [p for p in line.model.parameters() if p.requires_grad]
     if ends and sources:
         torch.autograd.grad(ends, sources, [torch.ones_like(t) for t in ends], allow_unused=True)
         marks.append((clock(), line.units[0]))
-    for (begun, unit), (over, _) in pairwise(marks):
-        seconds[unit] += over - begun
-    return seconds
+    return spans + [(unit, begun, over) for (begun, unit), (over, _) in pairwise(marks)]
 
 
-def _dual_step(line: Line, example: Any, clock: Callable[[], float]) -> Seconds:
-    """Seconds of each unit in one step of forward gradients."""
+def _dual_step(line: Line, example: Any, clock: Callable[[], Any]) -> list[Span]:
+    """Spans of each unit in one step of forward gradients."""
     named = [((name,), p) for name, p in line.model.named_parameters()]
     device = named[0][1].device if named else torch.device("cpu")
     directions = Directions(TangentOptions(), (0, 0), named, {id(p): 1.0 for _, p in named}, {}, device)
@@ -144,11 +127,11 @@ def _dual_step(line: Line, example: Any, clock: Callable[[], float]) -> Seconds:
             used[index] = unit
 
     with DualMode(TangentSource(directions, drawn, (0, 0)), {}):
-        seconds, _ = _walk(line, example, clock, note)
+        spans, _ = _walk(line, example, clock, note)
     derivatives = {0: torch.ones(1, device=device)}
     with torch.no_grad():
         for index, unit in sorted(used.items()):
             start = clock()
             directions.gradient(drawn, derivatives, index)
-            seconds[unit] += clock() - start
-    return seconds
+            spans.append((unit, start, clock()))
+    return spans

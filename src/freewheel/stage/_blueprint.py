@@ -132,17 +132,20 @@ def _takes_names(factory: Any) -> bool:
 
 
 def _vectorized(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Set `foreach` on optimizers whose results do not depend on it, unless the user chose.
+    """Choose one call for all parameters in optimizers that have it, unless the user chose.
 
-    On CPU torch defaults to a Python loop over the parameters, which would block the threads of other stages. In types
-    of low precision the two round differently.
+    On a CPU torch defaults to a Python loop over the parameters, which would block the threads of other stages. In types
+    of low precision the two round differently. On a GPU the fused form of Adam has the same bits in a CUDA graph, which
+    the others have not; that of SGD has the bits of all its forms.
     """
     if type(optimizer) in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
         for group in optimizer.param_groups:
             chosen = group["foreach"] is not None or group["fused"] or group["differentiable"]
             exact = not any(p.dtype in (torch.bfloat16, torch.half) for p in group["params"])
             if not chosen and exact and not torch.is_tensor(group["lr"]):
-                group["foreach"] = True
+                on_gpu = all(p.is_cuda and p.is_floating_point() for p in group["params"])
+                fuses = on_gpu and type(optimizer) is not torch.optim.SGD  # whose gradients may be sparse
+                group["fused" if fuses else "foreach"] = True
     return optimizer
 
 

@@ -35,6 +35,7 @@ class SeededDraws:
 
     Args:
         key: What the seed is made from.
+        generator: The generator of a device whose seed the caller sets, instead of a new one.
 
     Example:
         >>> def draw():
@@ -44,11 +45,13 @@ class SeededDraws:
         (True, True)
     """
 
-    def __init__(self, *key: int) -> None:
+    def __init__(self, *key: int, generator: torch.Generator | None = None) -> None:
         self.used = False  # whether anything was drawn
         self.saved: Literal["", "plain", "reentrant"] = ""  # the kind of checkpoint that has saved a generator's state
         self._key = key
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._generators: dict[torch.device, torch.Generator] = (
+            {} if generator is None else {generator.device: generator}
+        )
 
     def generator(self, device: torch.device) -> torch.Generator:
         """Return the generator of a device."""

@@ -17,9 +17,10 @@ from freewheel.plan import CLIP, NORMS, SHARE, Op, Unit
 from freewheel.stage._blueprint import Blueprint
 from freewheel.stage._copies import copied
 from freewheel.stage._hooks import check_hooks, gradient_hooks, with_hooks
+from freewheel.stage._launch import Launcher
 from freewheel.stage._loss import loss_of
 from freewheel.stage._random import SeededDraws
-from freewheel.stage._state import load_tensors, scaled, step_scheduler, tensors_of
+from freewheel.stage._state import load_tensors, step_scheduler, tensors_of
 from freewheel.stage._trees import described, flatten, tensors_among, to_device, versions
 from freewheel.stage._weights import Live, WeightVersions
 
@@ -56,6 +57,7 @@ class Stage(ABC):
         self.delay = schedule.delays[self.index]
         self.corrections = StageCorrections(self.options.corrections, Site(self.index, schedule.stages, self.delay))
         self.weights: WeightVersions = Live(self.module)
+        self.launch = Launcher()
         self.collects = False  # whether the weights hold the gradient of earlier batches
         self.retains = False  # whether to retain what a checkpoint needs
         self.measures = False  # whether to measure the norm of each gradient
@@ -63,6 +65,7 @@ class Stage(ABC):
         self._draws = False  # whether the last forward has drawn random numbers
         self._checkpoints = ""  # the kind of `torch.utils.checkpoint` that it has used
         self._edits = True  # whether the module changes its input in place, detected in the first forward of a run
+        self._learning: Unit = 0, 0  # the batch of the update under way
         self._later_norms = torch.zeros(0)  # of the gradients of all later stages
         self._norm: Tensor | None = None  # over all stages, where clipping is global
 
@@ -70,6 +73,7 @@ class Stage(ABC):
         """Start a run with an empty pipeline, after this many batches and epochs in earlier runs."""
         self.first_batch, self.epoch, self.version, self.losses = batches_before, epochs_before, 0, []
         self.weights, self.gradient_norm = self._make_weights(), None
+        self.corrections.fixed = self.launch.fixed
         self._edits = True
 
     def end(self) -> None:
@@ -122,8 +126,12 @@ class Stage(ABC):
 
     def _draws_of(self, unit: Unit) -> SeededDraws:
         """Return the random numbers of a unit."""
+        return self.launch.draws(*self.key_of(unit))
+
+    def key_of(self, unit: Unit) -> tuple[int, int, int, int]:
+        """Return what the seed of a unit's random numbers is made from."""
         batch, micro = unit
-        return SeededDraws(self.config.seed, self.index, self.first_batch + batch, self.first_micro_batch + micro)
+        return self.config.seed, self.index, self.first_batch + batch, self.first_micro_batch + micro
 
     def _plain_call(self, x: Tree, target: Tree) -> Tree:
         out = self.module(x)
@@ -169,6 +177,7 @@ class Stage(ABC):
             self._norm = torch.linalg.vector_norm(self._all_norms())
         if self.measures:
             self.gradient_norm = torch.linalg.vector_norm(self.norms())
+        self._learning = batch, 0
         self._update()
 
     def _all_norms(self) -> Tensor:
@@ -177,6 +186,14 @@ class Stage(ABC):
 
     def _apply(self, gradients: Gradients, stale_weights: Sequence[Tensor]) -> None:
         """Update with the gradients of a batch, taken at the stale weights."""
+        skipped = self.launch("update", self._learning, self._optimize, gradients, stale_weights)
+        self.corrections.count()
+        if not skipped:
+            self._stepped()
+        self.version += 1
+
+    def _optimize(self, unit: Unit, gradients: Gradients, stale_weights: Sequence[Tensor]) -> bool:
+        """Step the optimizer; return whether a correction has skipped that."""
         live = self.weights.live
         with torch.no_grad():
             step = self.corrections.update(gradients, live, stale_weights)
@@ -191,9 +208,9 @@ class Stage(ABC):
             if not step.skip:
                 self._clip()
                 self._step(step.scale)
-                self._stepped()
             self.corrections.updated(live)
-        self._updated()
+            self.weights.updated()
+        return step.skip
 
     def _clip(self) -> None:
         limit = self.config.clip
@@ -211,7 +228,10 @@ class Stage(ABC):
         """Step the optimizer and clear the gradients."""
         if self.optimizer is None:
             return
-        with scaled(self.optimizer, scale):
+        for weight in self.weights.live:
+            if weight.is_cuda and weight.grad is not None and weight.grad.layout is torch.strided:
+                weight.grad = with_strides(weight.grad, weight)
+        with self.launch.sized(self.optimizer, scale):
             self.optimizer.step()
         for weight in self.weights.live:
             weight.grad = None
@@ -228,10 +248,6 @@ class Stage(ABC):
     def step_on_plateau(self, value: float) -> None:
         """Step a scheduler that waits for a plateau of this number, between two runs."""
         step_scheduler(self.scheduler, value)
-
-    def _updated(self) -> None:
-        self.weights.updated()
-        self.version += 1
 
     def state(self) -> dict[str, Any]:
         """Return a copy of weights, buffers, optimizer, scheduler, corrections and head."""
@@ -285,6 +301,13 @@ class Stage(ABC):
     def decode(self, message: Tree) -> Tree:
         """Invert `encode`."""
         return message
+
+
+def with_strides(gradient: Tensor, weight: Tensor) -> Tensor:
+    """Return a gradient with the strides of its weight, as `backward` would accumulate it; fused optimizers need it."""
+    if gradient.stride() == weight.stride():
+        return gradient
+    return torch.empty_like(weight).copy_(gradient)
 
 
 def _require_grad(tree: Tree) -> bool:

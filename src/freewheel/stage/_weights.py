@@ -58,6 +58,9 @@ class WeightVersions(ABC):
     def check_replayable(self) -> None:  # noqa: B027
         """Reject forwards that the backward runs again, if the weights of the forward are gone by then."""
 
+    def hold(self, version: int, weights: Tensors) -> None:  # noqa: B027
+        """Hold the weights of one graph of this version."""
+
     def release(self, version: int) -> None:  # noqa: B027
         """Release one graph of this version."""
 
@@ -94,11 +97,14 @@ class Stash(WeightVersions):
 
     With `predict`, the copy is extrapolated by that many steps along the last one: w + s·(w - w_before), which for SGD
     with momentum is SpecTrain's prediction w - s·lr·v (Chen et al., 2018).
+
+    With `fixed`, every forward makes a copy of its own, and everything keeps its place in memory.
     """
 
-    def __init__(self, module: nn.Module, predict: int = 0) -> None:
+    def __init__(self, module: nn.Module, predict: int = 0, *, fixed: bool = False) -> None:
         super().__init__(module)
         self._slots = slots_of(module, self.live)
+        self._fixed = fixed
         self._held: dict[int, tuple[list[Tensor], int]] = {}  # version -> copy, number of its graphs
         self._spare: list[list[Tensor]] = []
         self._predict = predict
@@ -108,8 +114,8 @@ class Stash(WeightVersions):
     @contextmanager
     def forward(self, version: int) -> Iterator[Tensors]:
         """Run the module on this version's copy, which the first forward makes."""
-        copy, users = self._held.get(version) or (self._copy(), 0)
-        self._held[version] = (copy, users + 1)
+        held = None if self._fixed else self._held.get(version)
+        copy = self._copy() if held is None else held[0]
         before = versions(copy)
         with self._in_place(copy):
             yield copy
@@ -131,18 +137,26 @@ class Stash(WeightVersions):
         finally:
             fill(self._slots, self.live)
 
+    def hold(self, version: int, weights: Tensors) -> None:
+        """Count the graphs of the copy."""
+        copy, users = self._held.get(version) or (list(weights), 0)
+        self._held[version] = (copy, users + 1)
+
     def release(self, version: int) -> None:
         """Recycle the copy once no graph needs it."""
         copy, users = self._held.pop(version)
         if users > 1:
             self._held[version] = (copy, users - 1)
-        else:
+        elif not self._fixed:
             self._spare.append(copy)
 
     def updated(self) -> None:
         """Store the step for the prediction, and free all spare copies but one."""
-        if self._predict:
+        if self._predict and self._fixed:
+            _copy_all(self._before, self._now)
+        elif self._predict:
             self._before, self._now = self._now, self._before
+        if self._predict:
             _copy_all(self._now, self.live)
         del self._spare[1:]
 
@@ -166,9 +180,9 @@ class Stash(WeightVersions):
     def _copy(self) -> list[Tensor]:
         if self._spare:
             copy = self._spare.pop()
-            _copy_all(copy, self.live)
         else:
-            copy = [hooked(p.detach().clone().requires_grad_(), p) for p in self.live]
+            copy = [hooked(torch.empty_like(p).requires_grad_(), p) for p in self.live]
+        _copy_all(copy, self.live)
         if self._predict:
             with torch.no_grad():
                 for tensor, now, before in zip(copy, self._now, self._before):

@@ -1,0 +1,110 @@
+"""What a CUDA graph of a stage holds on to: memory, numbers and settings that were read when it was captured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from freewheel.stage import Stage, tensors_among, tensors_of
+
+FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)  # whose steps can be captured with the same bits
+_PLAIN = (int, float, bool, str, type(None))
+
+
+class Fingerprint(NamedTuple):
+    """The places of a stage's tensors, and its modules' settings."""
+
+    weights: tuple[Any, ...]
+    settings: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
+    states: tuple[Any, ...]  # of the optimizer and of corrections
+
+    @property
+    def module(self) -> tuple[Any, ...]:
+        """What forwards depend on."""
+        return self.weights, self.settings
+
+    def check_repeatable(self, after: Fingerprint, stage: int) -> None:
+        """Reject a module that has changed numbers of its own in a forward."""
+        for (name, before), (_, now) in zip(self.settings, after.settings):
+            for attribute, value in now:
+                if (attribute, value) not in before:
+                    raise ValueError(
+                        f"module {name!r} of stages[{stage}] sets its attribute {attribute!r} in forward, which a CUDA "
+                        "graph would do only once: make it a buffer and change that in place, or use runtime='threads'"
+                    )
+
+
+def fingerprint_of(stage: Stage) -> Fingerprint:
+    """Return what must not change between a capture and a replay."""
+    tensors = tensors_of(stage.module).values()
+    state = list(stage.optimizer.state.values()) if stage.optimizer else []
+    held = tensors_among(tree_leaves([state, stage.corrections.state()]))
+    return Fingerprint(
+        (*((t.data_ptr(), t.shape, t.stride(), t.requires_grad) for t in tensors), stage.retains),
+        tuple((name, _settings(module)) for name, module in stage.module.named_modules()),
+        tuple(t.data_ptr() for t in held),
+    )
+
+
+def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, value) for name, value in vars(module).items() if type(value) in _PLAIN)
+
+
+def may_capture_updates(stage: Stage) -> bool:
+    """Whether an update is the same for every batch, but for tensors and the step size."""
+    optimizer = stage.optimizer
+    if optimizer is None or type(optimizer) not in FUSED or stage.schedule.norms or not stage.corrections.steady:
+        return False
+    groups = optimizer.param_groups
+    if not all(p.is_floating_point() for group in groups for p in group["params"]):
+        return False
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return False
+    chosen = [group["fused"] or (group["foreach"] and type(optimizer) is torch.optim.SGD) for group in groups]
+    return all(chosen) and not any(isinstance(group["lr"], Tensor) or group["differentiable"] for group in groups)
+
+
+class StepSizes:
+    """The step sizes of an optimizer, on the device, for a captured step; its other settings are fixed."""
+
+    def __init__(self, stage: Stage) -> None:
+        assert stage.optimizer is not None
+        self._groups, self._changes = stage.optimizer.param_groups, stage.scheduler is not None
+        self._sizes = [torch.zeros((), device=stage.device) for _ in self._groups]
+        self._values = [float("nan")] * len(self._groups)
+        self._settings = self._read()
+        self._scale = 1.0
+
+    def _read(self) -> list[list[Any]]:
+        return [[value for name, value in g.items() if name not in ("params", "lr")] for g in self._groups]
+
+    def holds(self) -> bool:
+        """Whether all other settings are those of the captured step."""
+        return not self._changes or self._settings == self._read()
+
+    def fill(self) -> None:
+        """Write the step sizes of the next step."""
+        for i, group in enumerate(self._groups):
+            value = group["lr"] * self._scale
+            if value != self._values[i]:
+                self._sizes[i].fill_(value)
+                self._values[i] = value
+
+    @contextmanager
+    def on_device(self, scale: float) -> Iterator[None]:
+        """Let the optimizer read them inside the context."""
+        self._scale, before = scale, [dict(group) for group in self._groups]
+        for group, size in zip(self._groups, self._sizes):
+            group.update({"lr": size, "fused": True, "foreach": False})
+            if "capturable" in group:
+                group["capturable"] = True
+        try:
+            yield
+        finally:
+            for group, values in zip(self._groups, before):
+                group.update(values)

@@ -1,0 +1,165 @@
+"""`graph`: the stages of one GPU as CUDA graphs, on a stream each; events order them, and no thread waits.
+
+One Python thread walks through the plan as `simulate` does, but what it executes is the launch of a graph: the GPU runs
+the stages beside each other. See `CapturingLauncher` for the graphs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freewheel._config import RunConfig
+from freewheel._cores import intra_op_threads
+from freewheel._trees import map_tensors, tensors_of
+from freewheel.plan import Schedule
+from freewheel.runtime._capture import CapturingLauncher, Recorded
+from freewheel.runtime._channels import Channel
+from freewheel.runtime._run import Cut, LocalRun, Outcome, Run
+from freewheel.runtime._runtime import Runtime
+from freewheel.runtime._simulate import Stepper, take_turns
+from freewheel.runtime._wiring import input_name
+from freewheel.runtime._world import Wire
+from freewheel.stage import Blueprint
+
+
+class Graphs(Runtime):
+    """All stages on one GPU, as CUDA graphs."""
+
+    def check(self, config: RunConfig, blueprints: Sequence[Blueprint]) -> None:
+        """Reject stages elsewhere, replicas, and credits whose computations are not captured."""
+        devices = {blueprint.device for blueprint in blueprints}
+        if len(devices) > 1 or next(iter(devices)).type != "cuda":
+            places = ", ".join(sorted(map(str, devices)))
+            raise ValueError(
+                f"runtime='graph' with stages on {places}: it needs all stages on one CUDA device; use 'threads'"
+            )
+        schedule = blueprints[0].options.schedule
+        if schedule.replicas > 1:
+            raise ValueError(f"runtime='graph' with replicas={schedule.replicas}: it has one replica; use 'processes'")
+        blueprints[0].options.credit.check_captured()
+
+    def run(self, run: Run) -> Outcome:
+        """Run to the end, or to the cut at which `on_cut` asks to stop."""
+        launchers = attach(run)
+        caller = torch.cuda.current_stream(launchers[0].stream.device)
+
+        def channel(wire: Wire) -> Channel:
+            receiver = launchers[wire.receiver].stream
+            if wire.joins_stages:
+                return StreamChannel(wire.capacity, launchers[wire.sender].stream, receiver, launchers[0].recorded)
+            if wire.name == input_name(0):
+                return StreamChannel(wire.capacity, caller, receiver, None)
+            return TargetChannel(wire.capacity, caller, receiver, None)
+
+        def advance(stepper: Stepper) -> bool:
+            torch.cuda.set_stream(launchers[stepper.interpreter.stage.index].stream)
+            return stepper.advance()
+
+        def deliver() -> bool:
+            before = torch.cuda.current_stream()
+            torch.cuda.set_stream(caller)
+            try:
+                return local.deliver()
+            finally:
+                torch.cuda.set_stream(before)
+
+        def on_cut(cut: Cut) -> bool:
+            torch.cuda.set_stream(caller)
+            torch.cuda.synchronize(caller.device)
+            stops = run.on_cut(cut)
+            for launcher in launchers:
+                launcher.refresh(begins=False)
+            return stops
+
+        try:
+            for launcher in launchers:
+                launcher.begin(caller)
+            with run.begun() as stages, intra_op_threads(run.threads):
+                local = LocalRun(run, stages, channel)
+                run.feed.on_demand(deliver)
+                outcome = take_turns(run, local, advance, on_cut)
+                torch.cuda.synchronize(caller.device)
+                for launcher in launchers:
+                    launcher.refresh(begins=False)
+                return outcome
+        finally:
+            torch.cuda.set_stream(caller)
+            torch.cuda.synchronize(caller.device)
+
+
+def slots_of(schedule: Schedule) -> int:
+    """Return how many batches need places in memory at once.
+
+    A stage forwards at most its delay beyond the batch that it learns from. Where it does not wait for gradients, a
+    place more for every stage lets the first run ahead of the last.
+    """
+    ahead = 0 if schedule.waits_for_gradients else schedule.stages
+    return max(schedule.delays) + 1 + ahead
+
+
+def attach(run: Run) -> list[CapturingLauncher]:
+    """Return the launchers of all stages: those of an earlier run, or new ones."""
+    known = [stage.launch for stage in run.stages]
+    found = [launch for launch in known if isinstance(launch, CapturingLauncher)]
+    if len(found) == len(known):
+        return found
+    recorded, slots = Recorded(), slots_of(run.schedule)
+    made = [CapturingLauncher(stage, slots, recorded) for stage in run.stages]
+    for stage, launcher, following in zip(run.stages, made, [*made[1:], None]):
+        stage.launch, launcher.next = launcher, following
+    return made
+
+
+class StreamChannel(Channel):
+    """A channel between two streams of one thread: what is received is used after what was sent is computed.
+
+    Args:
+        capacity: The most items that it holds.
+        sender: The stream that computes them.
+        receiver: The stream that uses them.
+        recorded: What needs no care, since its memory is never freed.
+    """
+
+    def __init__(
+        self, capacity: int, sender: torch.cuda.Stream, receiver: torch.cuda.Stream, recorded: Recorded | None
+    ) -> None:
+        super().__init__(capacity)
+        self._sender, self._receiver, self._recorded = sender, receiver, recorded
+        self._spare: deque[torch.cuda.Event] = deque()
+
+    def put(self, item: Any) -> None:
+        """Append an item with an event of the sender's stream."""
+        event = self._spare.popleft() if self._spare else torch.cuda.Event()
+        event.record(self._sender)
+        self._items.append((item, event))
+
+    def get(self) -> Any:
+        """Take the oldest item; the receiver's stream waits for its event."""
+        item, event = self._items.popleft()
+        self._receiver.wait_event(event)
+        self._spare.append(event)
+        if self._recorded is not None and item not in self._recorded:
+            for tensor in tensors_of(item):  # memory of the sender's stream, which may be freed before it is used
+                if tensor.is_cuda:
+                    tensor.record_stream(self._receiver)
+        return item
+
+
+class TargetChannel(StreamChannel):
+    """A channel for targets, which are copied to the device at once: a late stage uses them much later."""
+
+    def put(self, item: Any) -> None:
+        """Append a copy, made on the sender's stream."""
+        target, *rest = item
+        super().put((self._copy(target) if isinstance(target, Tensor) else map_tensors(self._copy, target), *rest))
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        copy = torch.empty_like(tensor, device=self._sender.device)
+        copy.copy_(tensor, non_blocking=tensor.is_cuda or not tensor.is_pinned())
+        copy.record_stream(self._receiver)
+        return copy

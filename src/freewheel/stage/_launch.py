@@ -1,0 +1,50 @@
+"""Who calls the computations of a stage: forwards, recomputations, backwards and optimizer steps.
+
+A stage passes each of them to its launcher as a function of tensors. The usual launcher calls the function. That of the
+`graph` runtime captures it as a CUDA graph once for every slot, and replays it for later batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from freewheel.plan import Unit
+from freewheel.stage._random import SeededDraws
+from freewheel.stage._state import scaled
+
+T = TypeVar("T")
+
+
+class Launcher:
+    """Calls each computation.
+
+    Example:
+        >>> Launcher()("forward", (3, 0), lambda unit, scale, x: scale * x, 2, fed=[5])
+        10
+    """
+
+    fixed = False  # whether tensors keep their places in memory from batch to batch
+    warms_up = False  # whether a function is being called only to be called again
+
+    def __call__(
+        self, name: str, unit: Unit, function: Callable[..., T], *arguments: Any, fed: Sequence[Any] = ()
+    ) -> T:
+        """Call a function of the unit, the arguments, and what the loader has fed."""
+        return function(unit, *arguments, *fed)
+
+    def kept(self, tensor: Tensor) -> Tensor:
+        """Return a result that is to be kept, after the next batches too."""
+        return tensor
+
+    def draws(self, *key: int) -> SeededDraws:
+        """Return the random numbers of a key."""
+        return SeededDraws(*key)
+
+    def sized(self, optimizer: torch.optim.Optimizer, scale: float) -> AbstractContextManager[None]:
+        """Scale the step size of an optimizer inside the context."""
+        return scaled(optimizer, scale)
