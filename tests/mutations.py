@@ -58,21 +58,21 @@ MUTATIONS = [
     Mutation(
         "stash-not-copied",
         "stage/_weights.py",
-        "copy = [hooked(p.detach().clone().requires_grad_(), p) for p in self.live]",
+        "copy = [hooked(torch.empty_like(p).requires_grad_(), p) for p in self.live]",
         "copy = [hooked(p.detach().requires_grad_(), p) for p in self.live]",
     ),
     Mutation(
         "stash-one-copy-for-all-versions",
         "stage/_weights.py",
-        "copy, users = self._held.get(version) or (self._copy(), 0)",
-        "copy, users = self._held.get(version) or next(iter(self._held.values()), (self._copy(), 0))",
+        "held = None if self._fixed else self._held.get(version)",
+        "held = next(iter(self._held.values()), None)",
     ),
     Mutation(
         "recompute-on-other-buffers",
         "credit/_chain_stage.py",
         """        with scratch_buffers(self.module):
-            self._record(unit, x, target, share)""",
-        """        self._record(unit, x, target, share)""",
+            self._record(unit, *stored)""",
+        """        self._record(unit, *stored)""",
     ),
     Mutation(
         "predict-one-step-too-far",
@@ -98,7 +98,9 @@ MUTATIONS = [
     Mutation(
         "graph-never-released", "credit/_chain_stage.py", "self._graphs.pop(unit, None)", "self._graphs.get(unit)"
     ),
-    Mutation("input-never-released", "credit/_chain_stage.py", "self._stored.pop(unit)", "self._stored[unit]"),
+    Mutation(
+        "input-never-released", "credit/_chain_stage.py", "self._stored.pop(unit, None)", "self._stored.get(unit)"
+    ),
     # -- keys of random numbers
     Mutation(
         "dropout-repeats-in-the-next-fit",
@@ -109,14 +111,14 @@ MUTATIONS = [
     Mutation(
         "dropout-the-same-in-all-stages",
         "stage/_stage.py",
-        "SeededDraws(self.config.seed, self.index, self.first_batch + batch,",
-        "SeededDraws(self.config.seed, self.first_batch + batch,",
+        "return self.config.seed, self.index, self.first_batch + batch,",
+        "return self.config.seed, 0, self.first_batch + batch,",
     ),
     Mutation(
         "dropout-the-same-in-all-micro-batches",
         "stage/_stage.py",
-        "self.first_batch + batch, self.first_micro_batch + micro)\n",
-        "self.first_batch + batch)\n",
+        "self.first_batch + batch, self.first_micro_batch + micro\n",
+        "self.first_batch + batch, 0\n",
     ),
     Mutation(
         "tangents-the-same-for-all-weights",
@@ -240,7 +242,9 @@ MUTATIONS = [
         "return norms",
     ),
     # -- replicas
-    Mutation("replicas-not-weighted", "credit/_chain_stage.py", "share * weight)", "share)"),
+    Mutation(
+        "replicas-not-weighted", "credit/_chain_stage.py", "self._forward, share * weight,", "self._forward, share,"
+    ),
     Mutation(
         "replicas-leave-one-out",
         "credit/_chain_stage.py",
