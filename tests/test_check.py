@@ -144,7 +144,7 @@ def test_late_backwards_that_forget_the_weights_of_their_forward(monkeypatch):
     from freewheel.credit import _chain_stage
     from freewheel.stage import Current
 
-    monkeypatch.setattr(_chain_stage, "Stash", lambda module, predict: Current(module))
+    monkeypatch.setattr(_chain_stage, "Stash", lambda module, predict, fixed: Current(module))
     refused(network(3), "the gradient of 'stages.*' is not the one found", "pipedream")
 
 

@@ -6,34 +6,190 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
-from freewheel import plan
+import freewheel as fw
+from checkpoints import resume, saved_at
 from rows import OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-CAPTURED = [
-    row for row in ROWS if plan(row.make(3), k=3).schedule.credit.name in ("chain", "aligned", "local", "feedback")
-]
-CAPTURED = [row for row in CAPTURED if row.name != "dgl-replay"]
+FAMILIES = ("chain", "aligned", "local", "feedback")
+CREDITS = {row: fw.plan(row.make(3), k=3).schedule.credit for row in ROWS}
+CAPTURED = [row for row, credit in CREDITS.items() if credit.name in FAMILIES and row.name != "dgl-replay"]
+REFUSED = [row for row in ROWS if row not in CAPTURED]
+COSINE = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=60)
+BOTH = ("simulate", "graph")
 
 
-def trained(method, runtime, k=3, epochs=2, **options):
-    stages = [stage.cuda() for stage in network(k)]
-    schedule = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=60)
-    made = trainer(stages, method, runtime=runtime, scheduler=schedule, **options)
-    history = made.fit(batches(30), epochs=epochs, validate=batches(3))
+def trained(method, runtime, stages=None, loader=None, epochs=2, **options):
+    stages = [stage.cuda() for stage in stages or network(3)]
+    made = trainer(stages, method, runtime=runtime, **{"scheduler": COSINE, **options})
+    history = made.fit(loader or batches(30), epochs=epochs, validate=batches(3) if loader is None else None)
     return tensors(*stages), history.losses, history.metrics
+
+
+def assert_same(wanted, found):
+    assert same_bits(wanted[0], found[0])
+    assert wanted[1:] == found[1:]
 
 
 @needs_cuda
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("row", CAPTURED, ids=str)
 def test_graph_equals_simulate_bit_for_bit(row, optimizer):
-    wanted, found = (
-        trained(row.make(3), runtime, optimizer=OPTIMIZERS[optimizer]) for runtime in ("simulate", "graph")
-    )
-    assert same_bits(wanted[0], found[0])
-    assert wanted[1:] == found[1:]
+    assert_same(*(trained(row.make(3), runtime, optimizer=OPTIMIZERS[optimizer]) for runtime in BOTH))
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.3),
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+        partial(torch.optim.SGD, lr=0.01, maximize=True),
+        partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1, amsgrad=True),
+        partial(torch.optim.Adam, lr=0.01, betas=(0.5, 0.9), foreach=False),
+        partial(torch.optim.RMSprop, lr=0.01, momentum=0.5),
+    ],
+    ids=["dampening", "nesterov", "maximize", "amsgrad", "one-by-one", "rmsprop"],
+)
+def test_every_form_of_an_optimizer(optimizer):
+    assert_same(*(trained("fdg", runtime, optimizer=optimizer) for runtime in BOTH))
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scheduler": partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=100)},  # moves the momentum
+        {"scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=1), "scheduler_every": "epoch"},
+        {"clip": 0.1},
+        {"accumulate": 2},
+        {"autocast": torch.bfloat16},
+        {"slack": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", ["pipedream", "dsp"])
+def test_options(method, options):
+    assert_same(*(trained(method, runtime, **options) for runtime in BOTH))
+
+
+@needs_cuda
+def test_clipping_by_the_global_norm():
+    assert_same(*(trained(fw.GPipe(micro=3), runtime, clip=0.1, clip_scope="global") for runtime in BOTH))
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["pipedream", "fdg", "fr", "dgl"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_convolutions(method, layout):
+    def stages():
+        torch.manual_seed(0)
+        net = fw.models.build("resnet-20", num_classes=10).to(memory_format=layout)
+        return list(fw.split(net, 3, by="parameters"))
+
+    g = torch.Generator().manual_seed(1)
+    loader = [(torch.randn(8, 3, 32, 32, generator=g), torch.randint(10, (8,), generator=g)) for _ in range(8)]
+    loader = [(x.to(memory_format=layout), y) for x, y in loader]
+    assert_same(*(trained(method, runtime, stages(), loader, epochs=1) for runtime in BOTH))
+
+
+@needs_cuda
+@pytest.mark.parametrize("device", ["cpu", "cuda", "pinned"])
+def test_a_loader_that_fills_one_buffer(device):
+    class Refills:
+        def __iter__(self):
+            x, y = torch.empty(9, 6), torch.empty(9, dtype=torch.long)
+            x, y = (x.pin_memory(), y.pin_memory()) if device == "pinned" else (x.to(device), y.to(device))
+            for a, b in batches(25, small=9):
+                x.copy_(a), y.copy_(b)
+                yield x, y
+
+    wanted = trained("pipedream", "simulate", loader=batches(25, small=9))
+    assert_same(wanted, trained("pipedream", "graph", loader=Refills()))
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["pipedream", "dsp", "pipemare"])
+@pytest.mark.parametrize(("first", "second"), [("graph", "graph"), ("graph", "simulate"), ("simulate", "graph")])
+def test_save_and_resume_across_runtimes(method, first, second, tmp_path):
+    def stages(seed=0):
+        return [stage.cuda() for stage in network(3, seed)]
+
+    begun = trainer(stages(), method, runtime=first, scheduler=COSINE)
+    begun.fit(batches(30), epochs=2, save_to=tmp_path, save_every=11)
+    path = next(iter(saved_at(tmp_path).values()))
+    again = resume(path, stages(77), method, runtime=second, scheduler=COSINE)
+    again.fit(batches(30), epochs=2)
+    wanted = trained(method, "simulate")[0]
+    assert same_bits(wanted, tensors(*begun.stages))
+    assert same_bits(wanted, tensors(*again.stages))
+
+
+@needs_cuda
+def test_later_fits_use_the_graphs_unless_a_module_has_changed():
+    results = []
+    for runtime in BOTH:
+        stages = [stage.cuda() for stage in network(3)]
+        made = trainer(stages, "pipedream", runtime=runtime)
+        made.fit(batches(10))
+        stages[0][0][3].p = 0.6  # a dropout
+        made.fit(batches(10))
+        stages[2][0].requires_grad_(False)
+        made.fit(batches(10))
+        results.append(tensors(*stages))
+    assert same_bits(*results)
+
+
+class Waits(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.sum().item() > 0 else x
+
+
+class Counts(nn.Module):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (Waits, r"the forward of stages\[1\] cannot be captured as a CUDA graph .*use runtime='threads'"),
+        (Counts, r"module '1' of stages\[1\] sets its attribute 'calls' in forward, .*use runtime='threads'"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused_before_a_weight_changes(layer, words):
+    stages = [nn.Linear(6, 4).cuda(), nn.Sequential(nn.Linear(4, 3), layer()).cuda()]
+    before = tensors(*stages)
+    made = trainer(stages, "pipedream", runtime="graph")
+    with pytest.raises(fw.StageError, match=words):
+        made.fit(batches(3))
+    assert same_bits(before, tensors(*stages))
+    torch.cuda.synchronize()
+
+
+@needs_cuda
+def test_sparse_gradients_are_not_captured():
+    def stages():
+        torch.manual_seed(0)
+        return [nn.Embedding(20, 6, sparse=True), nn.Sequential(nn.Flatten(), nn.Linear(18, 3))]
+
+    g = torch.Generator().manual_seed(1)
+    loader = [(torch.randint(20, (5, 3), generator=g), torch.randint(3, (5,), generator=g)) for _ in range(12)]
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    assert_same(*(trained("pipedream", runtime, stages(), loader, optimizer=sgd) for runtime in BOTH))
+
+
+@pytest.mark.parametrize("row", REFUSED, ids=str)
+def test_what_it_does_not_take_is_refused_by_name(row):
+    credit = CREDITS[row]
+    with pytest.raises(ValueError, match=r"runtime='graph'.*use runtime='threads'"):
+        credit.check_captured()
 
 
 def test_it_needs_a_gpu():

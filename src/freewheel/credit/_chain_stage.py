@@ -221,7 +221,7 @@ class ChainStage(Stage):
         if graph is None:
             return ()
         earlier, signals = self._gradients or None, self._signals_of(unit)
-        found = self.launch("backward", unit, self._backward, graph, gradients, earlier, *signals)
+        found = self.launch("backward", unit, self._backward, graph, fed=(gradients, earlier, *signals))
         inputs, self._gradients, self._stale_weights = found
         self.weights.release(graph.version)
         return inputs

@@ -24,6 +24,7 @@ from freewheel.runtime._ranks import (
 from freewheel.runtime._reading import Batch as Batch, Reader as Reader
 from freewheel.runtime._run import Cut as Cut, LocalRun as LocalRun, Outcome as Outcome, Run as Run
 from freewheel.runtime._runtime import Runtime as Runtime
+from freewheel.runtime._settings import deterministic_convolutions as deterministic_convolutions
 from freewheel.runtime._simulate import Simulate
 from freewheel.runtime._spec import Before as Before, RunSpec as RunSpec
 from freewheel.runtime._straggler import is_slow as is_slow

@@ -18,98 +18,22 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._functorch import config as compiling
 
 from freewheel._seeds import seed_of
+from freewheel._trees import tensors_of
 from freewheel.plan import Unit
 from freewheel.runtime._fixed import Fingerprint, StepSizes, fingerprint_of, may_capture_updates
-from freewheel.stage import Launcher, SeededDraws, Stage, flatten, scratch_buffers, unflatten
+from freewheel.runtime._places import FixedTree, Form, Recorded, forms_of, is_dense
+from freewheel.stage import Launcher, SeededDraws, Stage, scratch_buffers
 
 T = TypeVar("T")
 FORMS = 4  # of batches that are captured; further ones are computed as by other runtimes
-SPARSE = 16  # times the elements that a tensor has: one that spans more memory is not captured
 _PLAIN = (int, float, bool, str)
-
-
-class Recorded:
-    """What captured functions have returned: the same objects for every batch of a slot."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, Any] = {}
-
-    def add(self, value: Any) -> None:
-        """Add a result and all it consists of."""
-        self._known[id(value)] = value
-        if isinstance(value, (list, tuple)):
-            for child in value:
-                self.add(child)
-
-    def __contains__(self, value: Any) -> bool:
-        return id(value) in self._known
-
-
-class Form(NamedTuple):
-    """The form of what the loader has fed: its structure, and of each leaf all but the contents of a tensor."""
-
-    shapes: tuple[Any, ...]
-    leaves: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, fed: Sequence[Any]) -> Form:
-        """Return the form of a batch."""
-        shapes = tuple(flatten(each)[1] for each in fed)
-        return cls(shapes, tuple(_form(leaf) for leaf in _leaves(fed)))
-
-
-def _form(leaf: Any) -> Any:
-    return (leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else leaf
-
-
-def _leaves(fed: Sequence[Any]) -> Sequence[Any]:
-    if all(isinstance(each, Tensor) for each in fed):
-        return fed
-    return [leaf for each in fed for leaf in flatten(each)[0]]
-
-
-class FixedInput:
-    """What the loader has fed, copied to a fixed place of the device."""
-
-    def __init__(self, fed: Sequence[Any], device: torch.device) -> None:
-        self.form = Form.of(fed)
-        self._leaves = [_placed(leaf, device) if isinstance(leaf, Tensor) else leaf for leaf in _leaves(fed)]
-        counts = [len(flatten(each)[0]) for each in fed]
-        ends = list(accumulate(counts))
-        parts = [self._leaves[end - count : end] for end, count in zip(ends, counts)]
-        self.trees = [unflatten(part, shape) for part, shape in zip(parts, self.form.shapes)]
-        self.copy(fed)  # for the call before the capture
-
-    def takes(self, fed: Sequence[Any]) -> bool:
-        """Whether this batch has the same form."""
-        leaves = _leaves(fed)
-        if leaves is fed and len(fed) == len(self._leaves):
-            return self.form.leaves == tuple([(t.shape, t.stride(), t.dtype) for t in fed])
-        return self.form == Form.of(fed)
-
-    def copy(self, fed: Sequence[Any]) -> None:
-        """Copy a batch of the same form, on the stream of the stage."""
-        for place, leaf in zip(self._leaves, _leaves(fed)):
-            if isinstance(place, Tensor):
-                place.copy_(leaf, non_blocking=leaf.is_cuda or not leaf.is_pinned())
-
-
-def _placed(tensor: Tensor, device: torch.device) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-
-
-def _is_dense(leaf: Any) -> bool:
-    if not isinstance(leaf, Tensor):
-        return True
-    span = 1 + sum((n - 1) * step for n, step in zip(leaf.shape, leaf.stride()))
-    return leaf.layout is torch.strided and span <= SPARSE * max(1, leaf.numel())
 
 
 class CapturedCall:
@@ -119,22 +43,29 @@ class CapturedCall:
         self,
         graph: torch.cuda.CUDAGraph,
         arguments: Sequence[Any],
-        fed: FixedInput,
+        fed: Sequence[FixedTree],
         generators: Sequence[torch.Generator],
         sizes: StepSizes | None,
         result: Any,
     ) -> None:
-        self._graph, self._arguments, self.fed = graph, arguments, fed
+        self._graph, self._arguments, self._fed = graph, arguments, fed
         self._generators, self._sizes, self.result = generators, sizes, result
+        self.forms = forms_of(fed)
 
     def takes(self, arguments: Sequence[Any], fed: Sequence[Any]) -> bool:
         """Whether it computes the function of these arguments."""
         for a, b in zip(arguments, self._arguments):
             if a is not b and (type(a) not in _PLAIN or a != b):
                 return False
-        if self._sizes is not None and not self._sizes.holds():
-            return False
-        return not fed or self.fed.takes(fed)
+        for tree, fixed in zip(fed, self._fed):
+            if not fixed.takes(tree):
+                return False
+        return self._sizes is None or self._sizes.holds()
+
+    def copy(self, fed: Sequence[Any]) -> None:
+        """Copy what it is fed to its places."""
+        for tree, fixed in zip(fed, self._fed):
+            fixed.copy(tree)
 
     def replay(self, stage: Stage, unit: Unit) -> Any:
         """Compute it, with the random numbers of a unit."""
@@ -167,35 +98,35 @@ class CapturingLauncher(Launcher):
         self._ordered = stage.schedule.waits_for_gradients  # a stage reads a slot before the one before it writes again
         self._fingerprint: Fingerprint | None = None
         self._fetched = torch.cuda.Event()
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Capture all again."""
         self._calls: dict[tuple[str, int, int], list[CapturedCall]] = {}
         self._pools: dict[tuple[int, int], Any] = {}
         self._read: dict[tuple[int, int], torch.cuda.Event] = {}  # when a slot's input has been read for the last time
-        self._drawn: dict[tuple[str, Form], list[bool]] = {}  # which contexts of random numbers are used
-        self._last: dict[int, Form] = {}  # of the batch before, by micro-batch
+        self._drawn: dict[tuple[str, tuple[Form, ...]], list[bool]] = {}  # which contexts of random numbers are used
+        self._last: dict[int, tuple[Form, ...]] = {}  # of the batch before, by micro-batch
         self._updated = False
         self._contexts: list[SeededDraws] = []
         self._generators: Iterator[torch.Generator | None] | None = None
         self._sizes: StepSizes | None = None
 
-    def begin(self, caller: torch.cuda.Stream) -> None:
-        """Start a run, whose loader works on this stream."""
+    def begin(self, caller: torch.cuda.Stream) -> bool:
+        """Start a run, whose loader works on this stream; return whether what was captured is out of date."""
         self.caller, self._read = caller, {}
-        self.refresh(begins=True)
+        before, self._fingerprint = self._fingerprint, fingerprint_of(self._stage)
+        return before is not None and before != self._fingerprint
 
-    def refresh(self, *, begins: bool) -> None:
-        """Forget what was captured of a module that has changed since; called between two batches and at the end."""
-        now, before = fingerprint_of(self._stage), self._fingerprint
-        self._fingerprint = now
-        if before is None or now == before:
-            return
-        if begins:
-            self._forget()
-        elif now.module != before.module:  # batches in flight still need their backwards
-            self._calls = {key: calls for key, calls in self._calls.items() if key[0] in ("backward", "update")}
-            self._drawn, self._last = {}, {}
+    def refresh(self) -> bool:
+        """Return whether the forwards that were captured are out of date, between two batches or at the end."""
+        before, self._fingerprint = self._fingerprint, fingerprint_of(self._stage)
+        return before is not None and before.module != self._fingerprint.module
+
+    def forget_forwards(self) -> None:
+        """Capture forwards again. Batches in flight still need their backwards."""
+        self._calls = {key: calls for key, calls in self._calls.items() if key[0] in ("backward", "update")}
+        self._drawn, self._last = {}, {}
 
     def __call__(
         self, name: str, unit: Unit, function: Callable[..., T], *arguments: Any, fed: Sequence[Any] = ()
@@ -208,9 +139,9 @@ class CapturingLauncher(Launcher):
         if call is None:
             call = self._captured(name, unit, function, arguments, fed)
         elif fed:
-            call.fed.copy(fed)
-            self._last[unit[1]] = call.fed.form
-            if self._stage.index == 0:  # the loader may overwrite it then
+            call.copy(fed)
+            if name == "forward" and self._stage.index == 0:  # the loader may overwrite it then
+                self._last[unit[1]] = call.forms
                 self._fetched.record(self.stream)
                 self.caller.wait_event(self._fetched)
         result = self._called(function, unit, arguments, fed) if call is None else call.replay(self._stage, unit)
@@ -220,11 +151,11 @@ class CapturingLauncher(Launcher):
 
     def _called(self, function: Callable[..., T], unit: Unit, arguments: Sequence[Any], fed: Sequence[Any]) -> T:
         """Call a function as other runtimes do."""
-        for leaf in _leaves(fed):
-            if isinstance(leaf, Tensor) and leaf.is_cuda:
-                leaf.record_stream(self.stream)
         result = function(unit, *arguments, *fed)
         if fed and self._stage.index == 0:
+            for tensor in tensors_of(fed):
+                if tensor.is_cuda:
+                    tensor.record_stream(self.stream)
             self.caller.wait_stream(self.stream)
         return result
 
@@ -235,11 +166,12 @@ class CapturingLauncher(Launcher):
         calls = self._calls.setdefault((name, unit[0] % self._slots, unit[1]), [])
         pays = len(calls) < FORMS and self._may_capture(name, unit, arguments, fed)
         if pays:
-            calls.append(self._capture(name, unit, function, arguments, FixedInput(fed, self._stage.device)))
+            fixed = [FixedTree(tree, self._stage.device, recorded=tree in self.recorded) for tree in fed]
+            calls.append(self._capture(name, unit, function, arguments, fixed))
             self.caller.wait_stream(self.stream)
         self._updated = self._updated or name == "update"
         if name == "forward":
-            self._last[unit[1]] = Form.of(fed)
+            self._last[unit[1]] = tuple(Form.of(tree) for tree in fed)
         return calls[-1] if pays else None
 
     def _may_capture(self, name: str, unit: Unit, arguments: Sequence[Any], fed: Sequence[Any]) -> bool:
@@ -249,15 +181,17 @@ class CapturingLauncher(Launcher):
         if name == "update":  # the first one makes the state of the optimizer
             dense = all(g is None or g.layout is torch.strided for g in arguments[0])
             return self._updated and dense and may_capture_updates(self._stage)
-        if not all(_is_dense(leaf) for leaf in _leaves(fed)):
+        if not all(map(is_dense, tensors_of(fed))):
             return False
-        # The last batch of an epoch often has a form of its own, which does not pay.
-        return name != "forward" or self._stage.index > 0 or self._last.get(unit[1]) in (None, Form.of(fed))
+        if name != "forward" or self._stage.index > 0:
+            return True
+        # The last batch of an epoch often has forms of its own, which do not pay.
+        return self._last.get(unit[1]) in (None, tuple(Form.of(tree) for tree in fed))
 
     def _capture(
-        self, name: str, unit: Unit, function: Callable[..., Any], arguments: Sequence[Any], fixed: FixedInput
+        self, name: str, unit: Unit, function: Callable[..., Any], arguments: Sequence[Any], fixed: Sequence[FixedTree]
     ) -> CapturedCall:
-        place, kind = (unit[0] % self._slots, unit[1]), (name, fixed.form)
+        place, kind = (unit[0] % self._slots, unit[1]), (name, forms_of(fixed))
         if name != "update" and kind not in self._drawn:
             self._drawn[kind] = self._warm_up(unit, function, arguments, fixed)
         used = self._drawn.get(kind, [])
@@ -271,7 +205,7 @@ class CapturingLauncher(Launcher):
         pool = self._pools.setdefault(place, torch.cuda.graph_pool_handle())
         try:
             with _recording(graph, pool, f"the {name} of stages[{self._stage.index}]"):
-                result = function(unit, *arguments, *fixed.trees)
+                result = function(unit, *arguments, *(each.tree for each in fixed))
         finally:
             self._generators = None
         sizes, self._sizes = self._sizes, None
@@ -279,7 +213,7 @@ class CapturingLauncher(Launcher):
         return CapturedCall(graph, arguments, fixed, [g for g in generators if g is not None], sizes, result)
 
     def _warm_up(
-        self, unit: Unit, function: Callable[..., Any], arguments: Sequence[Any], fed: FixedInput
+        self, unit: Unit, function: Callable[..., Any], arguments: Sequence[Any], fixed: Sequence[FixedTree]
     ) -> list[bool]:
         """Call a function before it is captured; return which contexts of random numbers it has used.
 
@@ -287,8 +221,9 @@ class CapturingLauncher(Launcher):
         """
         before, self._contexts, self.warms_up = fingerprint_of(self._stage), [], True
         try:
-            with scratch_buffers(self._stage.module):
-                function(unit, *arguments, *fed.trees)
+            # The function is called again: a compiled backward may not reuse the memory of what was saved for it.
+            with scratch_buffers(self._stage.module), compiling.patch(donated_buffer=False):
+                function(unit, *arguments, *(each.tree for each in fixed))
         finally:
             self.warms_up = False
         before.check_repeatable(fingerprint_of(self._stage), self._stage.index)

@@ -17,8 +17,9 @@ from freewheel._config import RunConfig
 from freewheel._cores import intra_op_threads
 from freewheel._trees import map_tensors, tensors_of
 from freewheel.plan import Schedule
-from freewheel.runtime._capture import CapturingLauncher, Recorded
+from freewheel.runtime._capture import CapturingLauncher
 from freewheel.runtime._channels import Channel
+from freewheel.runtime._places import Recorded
 from freewheel.runtime._run import Cut, LocalRun, Outcome, Run
 from freewheel.runtime._runtime import Runtime
 from freewheel.runtime._simulate import Stepper, take_turns
@@ -72,20 +73,23 @@ class Graphs(Runtime):
             torch.cuda.set_stream(caller)
             torch.cuda.synchronize(caller.device)
             stops = run.on_cut(cut)
-            for launcher in launchers:
-                launcher.refresh(begins=False)
+            if sum(launcher.refresh() for launcher in launchers):
+                for launcher in launchers:
+                    launcher.forget_forwards()
             return stops
 
         try:
-            for launcher in launchers:
-                launcher.begin(caller)
+            if sum(launcher.begin(caller) for launcher in launchers):
+                launchers[0].recorded.clear()
+                for launcher in launchers:
+                    launcher.forget()
             with run.begun() as stages, intra_op_threads(run.threads):
                 local = LocalRun(run, stages, channel)
                 run.feed.on_demand(deliver)
                 outcome = take_turns(run, local, advance, on_cut)
                 torch.cuda.synchronize(caller.device)
                 for launcher in launchers:
-                    launcher.refresh(begins=False)
+                    launcher.refresh()
                 return outcome
         finally:
             torch.cuda.set_stream(caller)

@@ -33,6 +33,7 @@ from freewheel.runtime._remote import encode_snapshot, remote_interpreter
 from freewheel.runtime._replicas import titles
 from freewheel.runtime._run import Outcome, Run
 from freewheel.runtime._runtime import Runtime
+from freewheel.runtime._settings import deterministic_convolutions
 from freewheel.runtime._spec import RunSpec
 from freewheel.runtime._wiring import RESULT, SNAPSHOT, close_all, wires_of
 from freewheel.runtime._workers import (
@@ -123,7 +124,7 @@ def _train(
         interpreter = remote_interpreter(stage, rank, spec, senders, receivers)
         heartbeat.doing = lambda: interpreter.doing
         stage.begin(*spec.before)
-        with seeded(spec.seed):
+        with seeded(spec.seed), deterministic_convolutions():
             interpreter.run()
         stage.end()
         last = interpreter.snapshot(stage.version, state=True)

@@ -1,8 +1,9 @@
-"""Torch's global settings, which workers in other processes take over from the caller."""
+"""Torch's global settings: those that workers take over from the caller, and those that every fit needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,3 +42,19 @@ class TorchSettings:
         for name, (read, write) in SETTINGS.items():
             if read() != self.values[name]:
                 write(self.values[name])
+
+
+@contextmanager
+def deterministic_convolutions() -> Iterator[None]:
+    """Let cuDNN take algorithms inside the context that give the same bits every time.
+
+    By default it takes some for gradients of convolutions that add in any order, so that no two trainings on a GPU are
+    the same.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before

@@ -134,9 +134,9 @@ def _takes_names(factory: Any) -> bool:
 def _vectorized(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Choose one call for all parameters in optimizers that have it, unless the user chose.
 
-    On a CPU torch defaults to a Python loop over the parameters, which would block the threads of other stages. In types
-    of low precision the two round differently. On a GPU the fused form of Adam has the same bits in a CUDA graph, which
-    the others have not; that of SGD has the bits of all its forms.
+    On a CPU torch defaults to a Python loop over the parameters, which would block the threads of other stages. The two
+    round differently in types of low precision. On a GPU the fused form of Adam has the same bits in a CUDA graph, and
+    no other form has; that of SGD has the bits of all its forms.
     """
     if type(optimizer) in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
         for group in optimizer.param_groups:

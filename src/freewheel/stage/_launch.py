@@ -34,7 +34,7 @@ class Launcher:
     def __call__(
         self, name: str, unit: Unit, function: Callable[..., T], *arguments: Any, fed: Sequence[Any] = ()
     ) -> T:
-        """Call a function of the unit, the arguments, and what the loader has fed."""
+        """Call a function of the unit, the arguments, and what the loader or other stages have fed."""
         return function(unit, *arguments, *fed)
 
     def kept(self, tensor: Tensor) -> Tensor:

@@ -137,6 +137,15 @@ class Stash(WeightVersions):
         finally:
             fill(self._slots, self.live)
 
+    @contextmanager
+    def replaying(self, saved: Sequence[Any]) -> Iterator[None]:
+        """Replay forwards on the restored copies."""
+        fixed, self._fixed = self._fixed, False
+        try:
+            yield
+        finally:
+            self._fixed = fixed
+
     def hold(self, version: int, weights: Tensors) -> None:
         """Count the graphs of the copy."""
         copy, users = self._held.get(version) or (list(weights), 0)

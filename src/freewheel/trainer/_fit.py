@@ -28,6 +28,7 @@ from freewheel.runtime import (
     Reader,
     Run,
     RunSpec,
+    deterministic_convolutions,
     recall,
     remember,
     seeded,
@@ -102,7 +103,7 @@ class Fit:
         runner = self._setup.method.runner(config.runtime, blueprints)
         writing = self._writer.lock() if self._writer else nullcontext()
         interruptible = _interruptible(self._feed, self._silent)
-        with writing, self._bar, seeded(spec.seed), interruptible:
+        with writing, self._bar, seeded(spec.seed), interruptible, deterministic_convolutions():
             if spec.checkpoint:
                 recall(self._request.loader, spec.checkpoint.generators())
             elif config.check:
