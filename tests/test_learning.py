@@ -60,6 +60,7 @@ def test_moved_activations_learn_digits_sooner() -> None:
     assert score.metric >= 0.85
 
 
+@exhaustive
 def test_heads_learn_digits() -> None:
     torch.manual_seed(0)
     model = fw.models.build("digits-cnn")

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 
 import freewheel as fw
 from rows import OPTIMIZERS, batches, network, same_bits, tensors, trainer
-from spread import spread
+from spread import rarely, spread
 
 SGD = OPTIMIZERS["sgd"]
 
@@ -65,7 +65,7 @@ def test_a_scheduler_by_epoch(runtime):
     assert [o.param_groups[0]["lr"] for o in made.optimizers] == [lr, lr]
 
 
-@spread(validated=[True, False], runtime=["simulate", "threads", "processes"])
+@spread(validated=[True, False], runtime=["simulate", "threads", rarely("processes")])
 def test_a_scheduler_on_a_plateau(runtime, validated):
     model, plain = net(), net()
     seen: list[fw.EpochEnd] = []

@@ -92,7 +92,7 @@ class Blueprint:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise TypeError("optimizer returned an LBFGS, which reruns the network within a step: use another one")
         for group in optimizer.param_groups:
-            if torch.is_tensor(group["lr"]):  # a scheduler changes it in place, and each stage has a scheduler
+            if torch.is_tensor(group.get("lr")):  # a scheduler changes it in place, and each stage has a scheduler
                 group["lr"] = group["lr"].clone()
         return _vectorized(optimizer), None if self.scheduler is None else self.scheduler(optimizer)
 
