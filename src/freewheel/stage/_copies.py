@@ -23,7 +23,8 @@ def copied(modules: T, memo: dict[int, Any] | None = None) -> T:
         memo: What takes the place of objects, by their id.
 
     Example:
-        >>> layer = torch.nn.utils.prune.l1_unstructured(nn.Linear(2, 2), "weight", amount=1)
+        >>> from torch.nn.utils import prune
+        >>> layer = prune.l1_unstructured(nn.Linear(2, 2), "weight", amount=1)
         >>> torch.equal(copied(layer).weight, layer.weight)
         True
     """
