@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import freewheel as fw
+from spread import rarely
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,18 @@ ROWS = [
     Row("drtp", lambda k: fw.DRTP()),
     Row("accumulated", lambda k: fw.Pipeline(delays=tuple(range(k))[::-1], corrections=[fw.Accumulate(3)])),
 ]
+
+# One row of each kind, for tests of a property that does not depend on the method.
+KINDS = (
+    *("bp", "gpipe", "pipedream", "fdg", "dsp", "pipemare", "fgd", "fgd-dp"),
+    *("asyncfgd-activations", "dgl", "dni", "fa", "dfa"),
+)
+
+
+def often(rows: list[Row]) -> list[Any]:
+    """All rows, those of another kind for `make test-all` alone."""
+    return [row if row.name in KINDS else rarely(row) for row in rows]
+
 
 LOCAL = ("simulate", "threads")  # runtimes within one process
 

@@ -23,7 +23,7 @@ from torch import nn
 import freewheel as fw
 from freewheel.runtime._layout import Layout, compact, described
 from freewheel.tangents import Dual
-from rows import OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
+from rows import OPTIMIZERS, ROWS, batches, network, often, same_bits, tensors, trainer
 from spread import exhaustive, rarely, spread
 
 HERE = Path(__file__).parent
@@ -41,25 +41,7 @@ def pair(row, k, optimizer="sgd", **options):
     return out
 
 
-# One row of each kind: processes differ from threads, which run all rows, in how messages travel.
-KINDS = (
-    "bp",
-    "gpipe",
-    "pipedream",
-    "fdg",
-    "dsp",
-    "pipemare",
-    "fgd",
-    "fgd-dp",
-    "asyncfgd-activations",
-    "dgl",
-    "dni",
-    "fa",
-    "dfa",
-)
-
-
-@spread(row=[row if row.name in KINDS else rarely(row) for row in ROWS], k=[2, 4])
+@spread(row=often(ROWS), k=[2, 4])
 def test_processes_equal_simulate_bit_for_bit(row, k):
     (expected, before, there), (found, after, here) = pair(row, k, "adam" if k == 2 else "sgd", timeout=60)
     assert same_bits(expected, found)
@@ -353,6 +335,7 @@ def test_workers_end_with_a_caller_that_is_killed_while_they_start(tmp_path):
         assert caller.wait() == -signal.SIGKILL
 
 
+@exhaustive
 def test_a_script_without_a_guard_is_told_about_it(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import freewheel as fw
-from rows import LOCAL, OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
+from rows import LOCAL, OPTIMIZERS, ROWS, batches, network, often, same_bits, tensors, trainer
 from spread import rarely, spread
 
 
@@ -49,7 +49,7 @@ def test_threads_equal_simulate_bit_for_bit(row, k, optimizer):
     assert [e.staleness for e in before.epochs] == [e.staleness for e in after.epochs]
 
 
-@spread(row=ROWS, slow=[0, 1, 2], slack=[0, 3, 1])
+@spread(row=often(ROWS), slow=[0, 1, 2], slack=[0, 3, 1])
 def test_a_randomly_slow_stage_and_longer_queues_change_nothing(row, slow, slack):
     expected, _ = run(row, 3, "simulate", count=8)
     found, _ = run(row, 3, "threads", slow=slow, slack=slack, count=8)
@@ -67,7 +67,7 @@ def test_training_does_change_the_weights_and_seeds_matter(row):
     assert not same_bits(*after)  # dropout draws from the trainer's seed
 
 
-@spread(row=ROWS, runtime=LOCAL)
+@spread(row=often(ROWS), runtime=LOCAL)
 def test_a_cut_is_the_network_after_exactly_so_many_batches_and_watching_changes_nothing(row, runtime):
     """Each cut has the parameters of a shorter run, which has forwarded nothing beyond its last batch."""
     cuts, watched = [], network(3)

@@ -54,7 +54,7 @@ def loop(model, epochs, scheduler, data, valid=()):
     return optimizer.param_groups[0]["lr"]
 
 
-@pytest.mark.parametrize("runtime", ["simulate", "threads", "processes"])
+@pytest.mark.parametrize("runtime", ["simulate", "threads", rarely("processes")])
 def test_a_scheduler_by_epoch(runtime):
     model, plain = net(), net()
     made = trainer(halves(model), "bp", scheduler=step_lr, scheduler_every="epoch", runtime=runtime)
