@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -140,6 +141,31 @@ def test_later_fits_use_the_graphs_unless_a_module_has_changed():
         made.fit(batches(10))
         results.append(tensors(*stages))
     assert same_bits(*results)
+
+
+@needs_cuda
+def test_a_callback_may_change_a_module_after_every_epoch():
+    def changed(stages):
+        rates = iter([0.1 * n for n in range(1, 9)])
+        return lambda end: setattr(stages[0][0][3], "p", next(rates))
+
+    results = []
+    for runtime in BOTH:
+        stages = [stage.cuda() for stage in network(3)]
+        trainer(stages, "fdg", runtime=runtime).fit(batches(5), epochs=8, callbacks=[changed(stages)])
+        results.append(tensors(*stages))
+    assert same_bits(*results)
+
+
+@needs_cuda
+def test_a_copy_of_a_trainer_goes_on_by_itself():
+    stages = [stage.cuda() for stage in network(3)]
+    made = trainer(stages, "pipedream", runtime="graph")
+    made.fit(batches(8))
+    copy = deepcopy(made)
+    made.fit(batches(8, seed=2))
+    copy.fit(batches(8, seed=2))
+    assert same_bits(tensors(*made.stages), tensors(*copy.stages))
 
 
 class Waits(nn.Module):

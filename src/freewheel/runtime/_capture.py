@@ -18,6 +18,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -32,7 +33,7 @@ from freewheel.runtime._places import FixedTree, Form, Recorded, forms_of, is_de
 from freewheel.stage import Launcher, SeededDraws, Stage, scratch_buffers
 
 T = TypeVar("T")
-FORMS = 4  # of batches that are captured; further ones are computed as by other runtimes
+FORMS = 4  # of batches that are captured; further ones are computed as on other runtimes
 _PLAIN = (int, float, bool, str)
 
 
@@ -50,7 +51,7 @@ class CapturedCall:
     ) -> None:
         self._graph, self._arguments, self._fed = graph, arguments, fed
         self._generators, self._sizes, self.result = generators, sizes, result
-        self.forms = forms_of(fed)
+        self.forms, self.age = forms_of(fed), 0  # cuts at which forwards were captured again since
 
     def takes(self, arguments: Sequence[Any], fed: Sequence[Any]) -> bool:
         """Whether it computes the function of these arguments."""
@@ -112,6 +113,10 @@ class CapturingLauncher(Launcher):
         self._generators: Iterator[torch.Generator | None] | None = None
         self._sizes: StepSizes | None = None
 
+    def __reduce__(self) -> tuple[type[Launcher], tuple[()]]:
+        """A copy of the stage captures its own."""
+        return Launcher, ()
+
     def begin(self, caller: torch.cuda.Stream) -> bool:
         """Start a run, whose loader works on this stream; return whether what was captured is out of date."""
         self.caller, self._read = caller, {}
@@ -124,8 +129,11 @@ class CapturingLauncher(Launcher):
         return before is not None and before.module != self._fingerprint.module
 
     def forget_forwards(self) -> None:
-        """Capture forwards again. Batches in flight still need their backwards."""
-        self._calls = {key: calls for key, calls in self._calls.items() if key[0] in ("backward", "update")}
+        """Capture forwards again. Batches in flight still need their backwards, until all slots were used again."""
+        later = {key: calls for key, calls in self._calls.items() if key[0] not in ("forward", "recompute")}
+        for call in chain.from_iterable(later.values()):
+            call.age += 1
+        self._calls = {key: [call for call in calls if call.age <= self._slots] for key, calls in later.items()}
         self._drawn, self._last = {}, {}
 
     def __call__(
@@ -164,7 +172,7 @@ class CapturingLauncher(Launcher):
     ) -> CapturedCall | None:
         """Capture a function if it can be, and pays; return None if not."""
         calls = self._calls.setdefault((name, unit[0] % self._slots, unit[1]), [])
-        pays = len(calls) < FORMS and self._may_capture(name, unit, arguments, fed)
+        pays = self._may_capture(name, unit, arguments, fed)
         if pays:
             fixed = [FixedTree(tree, self._stage.device, recorded=tree in self.recorded) for tree in fed]
             calls.append(self._capture(name, unit, function, arguments, fixed))
@@ -182,6 +190,8 @@ class CapturingLauncher(Launcher):
             dense = all(g is None or g.layout is torch.strided for g in arguments[0])
             return self._updated and dense and may_capture_updates(self._stage)
         if not all(map(is_dense, tensors_of(fed))):
+            return False
+        if name == "forward" and len(self._calls["forward", unit[0] % self._slots, unit[1]]) == FORMS:
             return False
         if name != "forward" or self._stage.index > 0:
             return True
