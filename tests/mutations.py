@@ -76,9 +76,9 @@ MUTATIONS = [
     ),
     Mutation(
         "predict-one-step-too-far",
-        "credit/_chain_stage.py",
-        'gap = self.delay - (schedule.order == "backward")',
-        "gap = self.delay",
+        "stage/_weights.py",
+        'gap = delay - (schedule.order == "backward")',
+        "gap = delay",
     ),
     Mutation(
         "current-sees-the-forward-weights",

@@ -141,10 +141,9 @@ def test_stages_that_are_not_the_network():
 
 def test_late_backwards_that_forget_the_weights_of_their_forward(monkeypatch):
     """Under copies of weights, if the copy were the live weights at the time of the backward."""
-    from freewheel.credit import _chain_stage
-    from freewheel.stage import Current
+    from freewheel.stage import Current, _weights
 
-    monkeypatch.setattr(_chain_stage, "Stash", lambda module, predict, fixed: Current(module))
+    monkeypatch.setattr(_weights, "Stash", lambda module, predict, fixed: Current(module))
     refused(network(3), "the gradient of 'stages.*' is not the one found", "pipedream")
 
 

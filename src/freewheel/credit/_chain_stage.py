@@ -11,15 +11,22 @@ from torch import Tensor
 
 from freewheel._trees import differentiable
 from freewheel.corrections import Gradients
-from freewheel.credit._graph import Cotangents, Graph, Retained, StoredInput, contents, differentiate
+from freewheel.credit._graph import (
+    REENTRANT,
+    Cotangents,
+    Graph,
+    Retained,
+    StoredInput,
+    contents,
+    differentiate,
+    gradient_norms,
+    summed,
+)
 from freewheel.plan import GRADIENT, Op, Unit
 from freewheel.stage import (
     Blueprint,
-    Current,
-    Live,
     Shape,
     Stage,
-    Stash,
     Tree,
     Verbs,
     WeightVersions,
@@ -27,6 +34,7 @@ from freewheel.stage import (
     check_not_compiled,
     copies,
     flatten,
+    late_weights,
     map_tensors,
     scratch_buffers,
     tensors_among,
@@ -87,14 +95,8 @@ class ChainStage(Stage):
         self._input_gradients: Gradients = ()  # to send
 
     def _make_weights(self) -> WeightVersions:
-        schedule = self.schedule
-        if not self.delay or schedule.weights == "recompute":
-            return Live(self.module)
-        if schedule.weights == "current":
-            return Current(self.module, self.corrections.backward_weights)
-        gap = self.delay - (schedule.order == "backward")
-        predict = gap if schedule.weights == "predict" else 0
-        return Stash(self.module, predict, fixed=self.launch.fixed)
+        seen = self.corrections.backward_weights
+        return late_weights(self.module, self.schedule, self.delay, seen, fixed=self.launch.fixed)
 
     def forward(
         self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0, weight: float = 1.0
@@ -126,10 +128,6 @@ class ChainStage(Stage):
         for store, value in zip(self._stores(), taken):
             if value is not None:
                 store[unit] = value
-        self._hold(unit)
-
-    def _hold(self, unit: Unit) -> None:
-        """Keep the weights of a graph."""
         graph = self._graphs.get(unit)
         if graph is not None:
             graph.version = self.version
@@ -174,8 +172,8 @@ class ChainStage(Stage):
             if self.is_last and share != 1.0:
                 outputs = [loss * share for loss in outputs]
         # The next stage sends a gradient for each of these.
-        tensors = [t for t in tensors_among(leaves) if differentiable(t)]
-        slots = [None if self.is_last else i for i, t in enumerate(tensors) if t.requires_grad]
+        sent = enumerate(t for t in tensors_among(leaves) if differentiable(t))
+        slots = [None if self.is_last else i for i, t in sent if t.requires_grad]
         if self._inspects:
             self._inspect(outputs, weights)
         self._graphs[unit] = Graph(inputs, outputs, slots, weights, self.version)
@@ -188,18 +186,14 @@ class ChainStage(Stage):
         if self._checkpoints:
             self.weights.check_replayable()
         if self._reentrant and not self.learns_as_a_whole:
-            raise ValueError(
-                f"stages[{self.index}] uses torch.utils.checkpoint with use_reentrant=True, which learns nothing where "
-                "no gradient passes to the stage before: give use_reentrant=False"
-            )
+            raise ValueError(REENTRANT.format(stage=self.index))
         self.weights.check(found.leaves, weights, self.index)
 
     def _run(self, unit: Unit, x: Tree, target: Tree) -> tuple[list[Any], Shape, list[Tensor]]:
         """Run the module, and the loss after the last one; return flat outputs and the inputs to differentiate by."""
         given, shape = flatten(to_device(x, self.device))
-        inputs: list[Tensor] = []
-        if self.passes_back and torch.is_grad_enabled():
-            inputs = [t.requires_grad_() for t in tensors_among(given) if differentiable(t)]
+        learned = tensors_among(given) if self.passes_back and torch.is_grad_enabled() else []
+        inputs = [t.requires_grad_() for t in learned if differentiable(t)]
         # The first forward runs on a copy to detect whether the module edits its input; later only editors get a copy.
         used = copies(given) if self._edits else given
         before = versions(used)
@@ -220,9 +214,8 @@ class ChainStage(Stage):
         self._retained.pop(unit, None)
         if graph is None:
             return ()
-        earlier, signals = self._gradients or None, self._signals_of(unit)
-        found = self.launch("backward", unit, self._backward, graph, fed=(gradients, earlier, *signals))
-        inputs, self._gradients, self._stale_weights = found
+        fed = gradients, self._gradients or None, *self._signals_of(unit)
+        inputs, self._gradients, self._stale_weights = self.launch("backward", unit, self._backward, graph, fed=fed)
         self.weights.release(graph.version)
         return inputs
 
@@ -253,9 +246,8 @@ class ChainStage(Stage):
         """Return the outputs to backpropagate from, each with its gradient; None for the loss."""
         if gradients is not None:
             gradients = self.corrections.receive([None if g is None else to_device(g, self.device) for g in gradients])
-        slots = graph.gradient_slots
-        given = [None if i is None else gradients[i] for i in slots]  # pyright: ignore
-        return [(t, g) for t, g, i in zip(graph.outputs, given, slots) if i is None or g is not None]
+        given = [None if i is None else gradients[i] for i in graph.gradient_slots]  # pyright: ignore
+        return [(t, g) for t, g, i in zip(graph.outputs, given, graph.gradient_slots) if i is None or g is not None]
 
     def contribution(self) -> Gradients:
         """Return the gradients of the last backward, weighted by this replica's share of the batch."""
@@ -264,7 +256,7 @@ class ChainStage(Stage):
     def all_reduce(self, contributions: Sequence[Gradients]) -> None:
         """Sum the gradients of all replicas."""
         found = [to_device(gradients, self.device) for gradients in contributions]
-        self._gradients = [_sum(each) for each in zip(*found, strict=True)]
+        self._gradients = [summed(each) for each in zip(*found, strict=True)]
 
     def norms(self) -> Tensor:
         """Return the norm of each weight's gradient, for global clipping."""
@@ -297,29 +289,12 @@ class ChainStage(Stage):
         """Rebuild every graph, on the weights and buffers of its forward and with the tensors that autograd saved."""
         pending = to_device(pending, self.device)
         super().restore(pending)
-        version, edits = self.version, self._edits
+        before = self.version, self._edits
         self._stored = {unit: StoredInput(*stored) for unit, stored in pending["stored"].items()}
         self.weights.restore(pending["weights"])
         for unit, (self.version, x, target, share, buffers, saved) in pending["graphs"].items():
             with scratch_buffers(self.module, buffers), self.weights.replaying(saved):
                 self._record(unit, x, target, share)
-            self._hold(unit)
+            self._store(unit, self._take(unit))
             self._retained[unit] = Retained(x, target, share, buffers, saved)
-        self.version, self._edits = version, edits
-
-
-def gradient_norms(gradients: Gradients, device: torch.device) -> Tensor:
-    """Return the norm of each gradient that is not None."""
-    norms = [torch.linalg.vector_norm(g) for g in gradients if g is not None]
-    return torch.stack(norms) if norms else torch.zeros(0, device=device)
-
-
-def _sum(terms: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the sum in the given order, in new memory; None if all terms are None."""
-    found = [term for term in terms if term is not None]
-    if not found:
-        return None
-    out = found[0].clone()
-    for term in found[1:]:
-        out += term
-    return out
+        self.version, self._edits = before

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 
 from freewheel.corrections import Gradients
-from freewheel.credit._chain_stage import gradient_norms
 from freewheel.credit._dual_stage import DualInput, DualStage
+from freewheel.credit._graph import gradient_norms
 from freewheel.plan import Message, Op, Unit
 from freewheel.split import read_directly
 from freewheel.stage import (

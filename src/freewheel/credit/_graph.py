@@ -13,6 +13,10 @@ from freewheel.corrections import Gradients
 from freewheel.stage import Tree
 
 Cotangents = Sequence[tuple[Tensor, Tensor | None]]  # outputs, each with its gradient; None for the loss
+REENTRANT = (
+    "stages[{stage}] uses torch.utils.checkpoint with use_reentrant=True, which learns nothing where no gradient "
+    "passes to the stage before: give use_reentrant=False"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -94,3 +98,20 @@ def differentiate(
     for t, gradient in zip(wanted, before):
         t.grad = gradient
     return found
+
+
+def gradient_norms(gradients: Gradients, device: torch.device) -> Tensor:
+    """Return the norm of each gradient that is not None."""
+    norms = [torch.linalg.vector_norm(g) for g in gradients if g is not None]
+    return torch.stack(norms) if norms else torch.zeros(0, device=device)
+
+
+def summed(terms: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the sum in the given order, in new memory; None if all terms are None."""
+    found = [term for term in terms if term is not None]
+    if not found:
+        return None
+    out = found[0].clone()
+    for term in found[1:]:
+        out += term
+    return out

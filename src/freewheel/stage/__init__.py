@@ -7,6 +7,7 @@ from freewheel.stage._blueprint import (
     factory_of as factory_of,
 )
 from freewheel.stage._copies import copied as copied
+from freewheel.stage._gradients import NO_GRAPH as NO_GRAPH, add as add
 from freewheel.stage._hooks import (
     check_no_hooks as check_no_hooks,
     check_no_module_hooks as check_no_module_hooks,
@@ -26,7 +27,7 @@ from freewheel.stage._recurrent import (
     recurrent_layers as recurrent_layers,
 )
 from freewheel.stage._slots import hooked as hooked
-from freewheel.stage._stage import NO_GRAPH as NO_GRAPH, Stage as Stage, Tree as Tree, Verbs as Verbs, add as add
+from freewheel.stage._stage import Stage as Stage, Tree as Tree, Verbs as Verbs
 from freewheel.stage._state import (
     load_buffers as load_buffers,
     load_tensors as load_tensors,
@@ -49,4 +50,10 @@ from freewheel.stage._trees import (
     unflatten as unflatten,
     versions as versions,
 )
-from freewheel.stage._weights import Current as Current, Live as Live, Stash as Stash, WeightVersions as WeightVersions
+from freewheel.stage._weights import (
+    Current as Current,
+    Live as Live,
+    Stash as Stash,
+    WeightVersions as WeightVersions,
+    late_weights as late_weights,
+)

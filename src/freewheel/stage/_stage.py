@@ -16,18 +16,15 @@ from freewheel.corrections import Gradients, Site, StageCorrections
 from freewheel.plan import CLIP, NORMS, SHARE, Op, Unit
 from freewheel.stage._blueprint import Blueprint
 from freewheel.stage._copies import copied
+from freewheel.stage._gradients import NO_GRAPH, add, require_grad, with_strides
 from freewheel.stage._hooks import check_hooks, gradient_hooks, with_hooks
 from freewheel.stage._launch import Launcher
 from freewheel.stage._loss import loss_of
 from freewheel.stage._random import SeededDraws
 from freewheel.stage._state import load_tensors, step_scheduler, tensors_of
-from freewheel.stage._trees import described, flatten, tensors_among, to_device, versions
+from freewheel.stage._trees import described, to_device, versions
 from freewheel.stage._weights import Live, WeightVersions
 
-NO_GRAPH = (
-    "loss returned a tensor without a graph, so that nothing could be learned from it: compute it from the output with "
-    "differentiable functions, without detach() or torch.no_grad()"
-)
 Tree = Any  # a tensor, or tuples, lists and dicts of them
 Verbs = dict[Op, Callable[..., Any]]  # computation: f(unit); send: f(unit) -> message; receive: f(unit, message)
 
@@ -151,7 +148,7 @@ class Stage(ABC):
             raise TypeError(
                 f"loss returned {described(loss)}: it must return a tensor without dimensions; take its mean()"
             )
-        if torch.is_grad_enabled() and not loss.requires_grad and _require_grad(out):
+        if torch.is_grad_enabled() and not loss.requires_grad and require_grad(out):
             raise ValueError(NO_GRAPH)
         return loss
 
@@ -301,19 +298,3 @@ class Stage(ABC):
     def decode(self, message: Tree) -> Tree:
         """Invert `encode`."""
         return message
-
-
-def with_strides(gradient: Tensor, weight: Tensor) -> Tensor:
-    """Return a gradient with the strides of its weight, as `backward` would accumulate it; fused optimizers need it."""
-    if gradient.stride() == weight.stride():
-        return gradient
-    return torch.empty_like(weight).copy_(gradient)
-
-
-def _require_grad(tree: Tree) -> bool:
-    return any(t.requires_grad for t in tensors_among(flatten(tree)[0]))
-
-
-def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """Return the sum of two gradients, either of which may be None."""
-    return b if a is None else a if b is None else a + b

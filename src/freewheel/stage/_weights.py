@@ -10,23 +10,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from freewheel.plan import Schedule
+from freewheel.stage._packed import OTHER_GRAPH, RUNS_AGAIN, Gone, Packed
 from freewheel.stage._slots import fill, hooked, slots_of
 from freewheel.stage._trees import versions
 
 Tensors = Sequence[Tensor]
-OTHER_GRAPH = (
-    "a replayed forward saves other tensors than the first time: under weights='current', a module whose graph depends "
-    "on its values cannot resume from a checkpoint with batches in flight"
-)
-RUNS_AGAIN = (
-    "torch.utils.checkpoint runs a module again in the backward, but under weights='current' the weights of its "
-    "forward are gone: use a method that keeps them, such as 'pipedream', or leave checkpointing out"
-)
 
 
 class WeightVersions(ABC):
@@ -230,7 +224,7 @@ class Current(WeightVersions):
         """Resolve the handles to the newest weights; a module that is run again would not find those of its forward."""
         with torch.no_grad():
             self._seen = self._corrected(self.live)
-        fill(self._slots, [_Gone()] * len(self.live))
+        fill(self._slots, [Gone()] * len(self.live))
         try:
             yield
         finally:
@@ -252,7 +246,7 @@ class Current(WeightVersions):
         finally:
             self._replayed = None
 
-    def _pack(self, tensor: Tensor) -> _Packed:
+    def _pack(self, tensor: Tensor) -> Packed:
         packed = self._packed(tensor)
         if self._replayed is not None:
             packed = packed.replayed(next(self._replayed, None))
@@ -260,14 +254,14 @@ class Current(WeightVersions):
             self.saved.append(packed.tensor if packed.view is None else packed.view)
         return packed
 
-    def _packed(self, tensor: Tensor) -> _Packed:
+    def _packed(self, tensor: Tensor) -> Packed:
         for span, index in self._spans.get(tensor.untyped_storage().data_ptr(), ()):
             if tensor.storage_offset() in span:
                 offset = int(tensor.storage_offset()) - span.start
-                return _Packed(None, (index, tensor.size(), tensor.stride(), offset))
-        return _Packed(tensor)
+                return Packed(None, (index, tensor.size(), tensor.stride(), offset))
+        return Packed(tensor)
 
-    def _unpack(self, packed: _Packed) -> Tensor:
+    def _unpack(self, packed: Packed) -> Tensor:
         if packed.view is None:
             return packed.tensor  # pyright: ignore[reportReturnType]
         index, size, stride, offset = packed.view
@@ -275,33 +269,16 @@ class Current(WeightVersions):
         return weight.as_strided(size, stride, weight.storage_offset() + offset)
 
 
-class _Gone:
-    """Stands for a weight whose value at the forward is gone, and refuses every use."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise ValueError(RUNS_AGAIN)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise ValueError(RUNS_AGAIN)
-
-
-class _Packed(NamedTuple):
-    """A saved tensor; or a view of a weight, by the weight's index and the view's size, stride and offset."""
-
-    tensor: Tensor | None
-    view: tuple[int, torch.Size, tuple[int, ...], int] | None = None
-
-    def replayed(self, saved: Any) -> _Packed:
-        """Return what was saved the first time, if it has the same form."""
-        if self.view is not None:
-            same = saved == self.view
-        else:
-            assert self.tensor is not None
-            same = isinstance(saved, Tensor) and (saved.shape, saved.dtype) == (self.tensor.shape, self.tensor.dtype)
-        if not same:
-            raise ValueError(OTHER_GRAPH)
-        return _Packed(saved) if self.view is None else self
+def late_weights(
+    module: nn.Module, schedule: Schedule, delay: int, corrected: Callable[[Tensors], Tensors], *, fixed: bool
+) -> WeightVersions:
+    """Return the weight versions of a stage with this delay; `corrected` are those that a backward sees."""
+    if not delay or schedule.weights == "recompute":
+        return Live(module)
+    if schedule.weights == "current":
+        return Current(module, corrected)
+    gap = delay - (schedule.order == "backward")
+    return Stash(module, predict=gap if schedule.weights == "predict" else 0, fixed=fixed)
 
 
 def _copy_all(targets: Tensors, sources: Tensors) -> None:

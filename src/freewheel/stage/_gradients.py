@@ -1,0 +1,32 @@
+"""Gradients: their sum, their layout, and whether there will be any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freewheel.stage._trees import flatten, tensors_among
+
+NO_GRAPH = (
+    "loss returned a tensor without a graph, so that nothing could be learned from it: compute it from the output with "
+    "differentiable functions, without detach() or torch.no_grad()"
+)
+
+
+def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Return the sum of two gradients, either of which may be None."""
+    return b if a is None else a if b is None else a + b
+
+
+def with_strides(gradient: Tensor, weight: Tensor) -> Tensor:
+    """Return a gradient with the strides of its weight, as `backward` would accumulate it; fused optimizers need it."""
+    if gradient.stride() == weight.stride():
+        return gradient
+    return torch.empty_like(weight).copy_(gradient)
+
+
+def require_grad(tree: Any) -> bool:
+    """Return whether a tensor of a tree requires a gradient."""
+    return any(t.requires_grad for t in tensors_among(flatten(tree)[0]))
