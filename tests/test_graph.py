@@ -129,7 +129,7 @@ def test_save_and_resume_across_runtimes(method, first, second, tmp_path):
 
 
 @needs_cuda
-def test_later_fits_use_the_graphs_unless_a_module_has_changed():
+def test_modules_may_change_between_fits():
     results = []
     for runtime in BOTH:
         stages = [stage.cuda() for stage in network(3)]
@@ -139,6 +139,19 @@ def test_later_fits_use_the_graphs_unless_a_module_has_changed():
         made.fit(batches(10))
         stages[2][0].requires_grad_(False)
         made.fit(batches(10))
+        results.append(tensors(*stages))
+    assert same_bits(*results)
+
+
+@needs_cuda
+@pytest.mark.parametrize("row", CAPTURED, ids=str)
+def test_a_second_fit_begins_anew(row):
+    results = []
+    for runtime in BOTH:
+        stages = [stage.cuda() for stage in network(3)]
+        made = trainer(stages, row.make(3), runtime=runtime)
+        for seed in (1, 2):
+            made.fit(batches(10, seed=seed))
         results.append(tensors(*stages))
     assert same_bits(*results)
 

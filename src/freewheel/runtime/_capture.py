@@ -28,7 +28,7 @@ from torch._functorch import config as compiling
 from freewheel._seeds import seed_of
 from freewheel._trees import tensors_of
 from freewheel.plan import Unit
-from freewheel.runtime._fixed import Fingerprint, StepSizes, fingerprint_of, may_capture_updates
+from freewheel.runtime._fixed import StepSizes, fingerprint_of, may_capture_updates
 from freewheel.runtime._places import FixedTree, Form, Recorded, forms_of, is_dense
 from freewheel.stage import Launcher, SeededDraws, Stage, scratch_buffers
 
@@ -97,12 +97,8 @@ class CapturingLauncher(Launcher):
         self.caller = torch.cuda.current_stream(stage.device)  # that the loader works on
         self.next: CapturingLauncher | None = None  # of the stage that reads this one's output
         self._ordered = stage.schedule.waits_for_gradients  # a stage reads a slot before the one before it writes again
-        self._fingerprint: Fingerprint | None = None
+        self._fingerprint = fingerprint_of(stage)
         self._fetched = torch.cuda.Event()
-        self.forget()
-
-    def forget(self) -> None:
-        """Capture all again."""
         self._calls: dict[tuple[str, int, int], list[CapturedCall]] = {}
         self._pools: dict[tuple[int, int], Any] = {}
         self._read: dict[tuple[int, int], torch.cuda.Event] = {}  # when a slot's input has been read for the last time
@@ -113,20 +109,10 @@ class CapturingLauncher(Launcher):
         self._generators: Iterator[torch.Generator | None] | None = None
         self._sizes: StepSizes | None = None
 
-    def __reduce__(self) -> tuple[type[Launcher], tuple[()]]:
-        """A copy of the stage captures its own."""
-        return Launcher, ()
-
-    def begin(self, caller: torch.cuda.Stream) -> bool:
-        """Start a run, whose loader works on this stream; return whether what was captured is out of date."""
-        self.caller, self._read = caller, {}
-        before, self._fingerprint = self._fingerprint, fingerprint_of(self._stage)
-        return before is not None and before != self._fingerprint
-
     def refresh(self) -> bool:
-        """Return whether the forwards that were captured are out of date, between two batches or at the end."""
+        """Return whether the forwards that were captured are out of date."""
         before, self._fingerprint = self._fingerprint, fingerprint_of(self._stage)
-        return before is not None and before.module != self._fingerprint.module
+        return before != self._fingerprint
 
     def forget_forwards(self) -> None:
         """Capture forwards again. Batches in flight still need their backwards, until all slots were used again."""

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from freewheel.stage import Stage, tensors_among, tensors_of
+from freewheel.stage import Stage, tensors_of
 
 FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)  # whose steps can be captured with the same bits
 _PLAIN = (int, float, bool, str, type(None))
@@ -21,12 +20,6 @@ class Fingerprint(NamedTuple):
 
     weights: tuple[Any, ...]
     settings: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
-    states: tuple[Any, ...]  # of the optimizer and of corrections
-
-    @property
-    def module(self) -> tuple[Any, ...]:
-        """What forwards depend on."""
-        return self.weights, self.settings
 
     def check_repeatable(self, after: Fingerprint, stage: int) -> None:
         """Reject a module that has changed numbers of its own in a forward."""
@@ -42,12 +35,9 @@ class Fingerprint(NamedTuple):
 def fingerprint_of(stage: Stage) -> Fingerprint:
     """Return what must not change between a capture and a replay."""
     tensors = tensors_of(stage.module).values()
-    state = list(stage.optimizer.state.values()) if stage.optimizer else []
-    held = tensors_among(tree_leaves([state, stage.corrections.state()]))
     return Fingerprint(
-        (*((t.data_ptr(), t.shape, t.stride(), t.requires_grad) for t in tensors), stage.retains),
+        tuple((t.data_ptr(), t.shape, t.stride(), t.requires_grad) for t in tensors),
         tuple((name, _settings(module)) for name, module in stage.module.named_modules()),
-        tuple(t.data_ptr() for t in held),
     )
 
 
@@ -74,7 +64,7 @@ class StepSizes:
 
     def __init__(self, stage: Stage) -> None:
         assert stage.optimizer is not None
-        self._groups, self._changes = stage.optimizer.param_groups, stage.scheduler is not None
+        self._groups = stage.optimizer.param_groups
         self._sizes = [torch.zeros((), device=stage.device) for _ in self._groups]
         self._values = [float("nan")] * len(self._groups)
         self._settings = self._read()
@@ -85,7 +75,7 @@ class StepSizes:
 
     def holds(self) -> bool:
         """Whether all other settings are those of the captured step."""
-        return not self._changes or self._settings == self._read()
+        return self._settings == self._read()
 
     def fill(self) -> None:
         """Write the step sizes of the next step."""

@@ -25,7 +25,7 @@ from freewheel.runtime._runtime import Runtime
 from freewheel.runtime._simulate import Stepper, take_turns
 from freewheel.runtime._wiring import input_name
 from freewheel.runtime._world import Wire
-from freewheel.stage import Blueprint
+from freewheel.stage import Blueprint, Launcher
 
 
 class Graphs(Runtime):
@@ -79,21 +79,17 @@ class Graphs(Runtime):
             return stops
 
         try:
-            if sum(launcher.begin(caller) for launcher in launchers):
-                launchers[0].recorded.clear()
-                for launcher in launchers:
-                    launcher.forget()
             with run.begun() as stages, intra_op_threads(run.threads):
                 local = LocalRun(run, stages, channel)
                 run.feed.on_demand(deliver)
                 outcome = take_turns(run, local, advance, on_cut)
                 torch.cuda.synchronize(caller.device)
-                for launcher in launchers:
-                    launcher.refresh()
                 return outcome
         finally:
             torch.cuda.set_stream(caller)
             torch.cuda.synchronize(caller.device)
+            for stage in run.stages:
+                stage.launch = Launcher()
 
 
 def slots_of(schedule: Schedule) -> int:
@@ -107,11 +103,7 @@ def slots_of(schedule: Schedule) -> int:
 
 
 def attach(run: Run) -> list[CapturingLauncher]:
-    """Return the launchers of all stages: those of an earlier run, or new ones."""
-    known = [stage.launch for stage in run.stages]
-    found = [launch for launch in known if isinstance(launch, CapturingLauncher)]
-    if len(found) == len(known):
-        return found
+    """Give every stage a launcher for this run: graphs refer to memory that a stage frees at its end."""
     recorded, slots = Recorded(), slots_of(run.schedule)
     made = [CapturingLauncher(stage, slots, recorded) for stage in run.stages]
     for stage, launcher, following in zip(run.stages, made, [*made[1:], None]):
