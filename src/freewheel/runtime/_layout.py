@@ -56,9 +56,9 @@ class Layout:
         end = 0
         for dtype, shape, stride in _leaves(node):
             kind = getattr(torch, dtype)
-            span = _span(shape, stride)
-            self._slots.append(Slot(end, kind, span, tuple(shape), tuple(stride)))
-            end += -(-span * kind.itemsize // ALIGNMENT) * ALIGNMENT
+            count = span(shape, stride)
+            self._slots.append(Slot(end, kind, count, tuple(shape), tuple(stride)))
+            end += -(-count * kind.itemsize // ALIGNMENT) * ALIGNMENT
         self.size = end
 
     @property
@@ -158,7 +158,8 @@ def _leaves(node: Node) -> Iterator[Any]:
             yield from _leaves(child)
 
 
-def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
+def span(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """The elements from the first to the last of a tensor, gaps included."""
     if 0 in shape:
         return 0
     return 1 + sum((n - 1) * step for n, step in zip(shape, stride))
@@ -191,4 +192,4 @@ def compact(tree: Any) -> Any:
 
 def _is_sparse(tensor: Tensor) -> bool:
     """Whether a tensor is a view of a much larger piece of memory."""
-    return tensor.layout is torch.strided and _span(tensor.shape, tensor.stride()) > 4 * tensor.numel()
+    return tensor.layout is torch.strided and span(tensor.shape, tensor.stride()) > 4 * tensor.numel()

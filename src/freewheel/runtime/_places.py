@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from freewheel.runtime._layout import span
 from freewheel.stage import flatten, unflatten
 
 SPARSE = 16  # times the elements that a tensor has: one that spans more memory is not captured
@@ -85,10 +86,8 @@ def _placed(tensor: Tensor, device: torch.device) -> Tensor:
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether a tensor takes little more memory than its elements."""
-    if tensor.layout is not torch.strided:
-        return False
-    span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
-    return span <= SPARSE * max(1, tensor.numel())
+    strided = tensor.layout is torch.strided
+    return strided and span(tensor.shape, tensor.stride()) <= SPARSE * max(1, tensor.numel())
 
 
 def forms_of(fixed: Sequence[FixedTree]) -> tuple[Form, ...]:
