@@ -12,6 +12,7 @@ import torch
 from freewheel._bfloat16 import check_cpu_bfloat16
 from freewheel._config import check_stragglers
 from freewheel._cores import cores, share
+from freewheel._devices import find_device
 from freewheel._errors import one_of, whole_number
 from freewheel.checkpoint import finished
 from freewheel.cli._defaults import OPTIMIZERS, RECURRENT, network_defaults, optimizer_defaults
@@ -103,7 +104,10 @@ def resolve(options: TrainOptions) -> Settings:
         **transfer_defaults(options),
     )
     check_transfer(options, forward=uses_forward_gradients(pipeline), method_options=options_of(method))
-    devices = tuple(_device(name) for _, name in zip(range(options.stages or 0), cycle(options.device.split(","))))
+    devices = tuple(
+        find_device(f"--device {name}", name.strip())
+        for _, name in zip(range(options.stages or 0), cycle(options.device.split(",")))
+    )
     if options.bf16 and any(device.type == "cpu" for device in devices):
         check_cpu_bfloat16("--bf16")
     check_stragglers("--slow", read_slow(options.slow), len(devices))
@@ -178,15 +182,3 @@ def _check_saving(options: TrainOptions, method: Method) -> None:
             f"--save-to {folder}: there are checkpoints of an earlier run; continue it with --resume {folder}, or name "
             "another folder"
         )
-
-
-def _device(name: str) -> torch.device:
-    """The device of this name, if there is one."""
-    try:
-        device = torch.device(name.strip())
-    except RuntimeError:
-        raise ValueError(f"--device {name}: give cpu, cuda, or a list of devices such as cuda:0,cuda:1") from None
-    found = torch.cuda.device_count() if device.type == "cuda" else 0
-    if device.type == "cuda" and (device.index or 0) >= found:
-        raise ValueError(f"--device {name}: torch sees {found} GPUs here{'' if found else '; leave --device out'}")
-    return device

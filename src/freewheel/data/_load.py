@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from freewheel._devices import find_device
 from freewheel._errors import of_type, unknown, whole_number
 from freewheel.data._loader import TensorLoader
 from freewheel.data._reviews import reviews
@@ -68,6 +70,16 @@ class Data:
         """The arguments of a network that suit it."""
         return {"num_classes": self.classes, "in_shape": self.in_shape}
 
+    @property
+    def nbytes(self) -> int:
+        """The memory of all samples."""
+        loaders = (self.train, self.test)
+        return sum(tensor.nbytes for each in loaders for tensor in (each.images, each.labels))
+
+    def to(self, device: str | torch.device) -> Data:
+        """The same data on a device, where batches are made, too: they are the same bit for bit."""
+        return replace(self, train=self.train.to(device), test=self.test.to(device))
+
     def example(self) -> Tensor:
         """The input of the first batch."""
         return next(self.train.epoch(0))[0]
@@ -101,6 +113,7 @@ def load(
     classes: int | None = None,
     steps: int | None = None,
     words: int | None = None,
+    device: str | torch.device = "cpu",
 ) -> Data:
     """Load a data set by name. Nothing is downloaded.
 
@@ -120,6 +133,8 @@ def load(
         classes: number of classes of `synthetic`; by default 10.
         steps: characters in a sequence of `text`, by default 64; words in one of `imdb`, by default 200.
         words: size of the vocabulary of `imdb`; by default 20,000.
+        device: where the samples are kept and batches are made, such as `cuda`: crops, flips and normalization take
+            place there, with the numbers drawn on the CPU, and give the same batches bit for bit.
 
     Example:
         >>> data = load("synthetic", shape=(1, 8, 8), batch_size=32)
@@ -134,6 +149,7 @@ def load(
         of_type("root", root, (str, os.PathLike), "give the path of a folder")
     whole_number("batch_size", batch_size, least=1)
     whole_number("seed", seed, least=0)
+    place = find_device(f"device={device!r}", device)
     for argument, limit in (("train_limit", train_limit), ("test_limit", test_limit)):
         if limit is not None:
             whole_number(argument, limit, least=1)
@@ -149,7 +165,7 @@ def load(
     samples = data_set.read(None if root is None else Path(root), **options)
     last = () if samples.normalize is None else (samples.normalize,)
     batching = {"batch_size": batch_size, "seed": seed}
-    return Data(
+    data = Data(
         name=key,
         train=_loader(samples.train, train_limit, (*augmentation, *last), shuffle=True, **batching),
         test=_loader(samples.test, test_limit, last, **batching),
@@ -157,6 +173,7 @@ def load(
         in_shape=tuple(samples.train[0].shape[1:]),
         vocabulary=samples.vocabulary,
     )
+    return data if place.type == "cpu" else data.to(place)
 
 
 def _augmentation(name: str, data_set: DataSet, augment: bool | None) -> tuple[Transform, ...]:

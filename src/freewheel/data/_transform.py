@@ -1,9 +1,16 @@
-"""Transforms of whole batches, `transform(images, generator) -> images`, without a loop over images."""
+"""Transforms of whole batches, `transform(images, generator) -> images`, without a loop over images.
+
+Those here work in two steps, so that a loader can draw the random numbers of a whole epoch before it applies any: the
+numbers come from a generator of the CPU, wherever the images are.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +21,23 @@ from freewheel._errors import number, whole_number
 Transform = Callable[[Tensor, torch.Generator], Tensor]
 
 
+class TwoStepTransform(ABC):
+    """A transform whose random numbers can be drawn before there are images."""
+
+    @abstractmethod
+    def draw(self, count: int, generator: torch.Generator) -> Tensor | None:
+        """Draw the random numbers of a batch, if any; the last dimension is that of the images."""
+
+    @abstractmethod
+    def apply(self, images: Tensor, drawn: Tensor | None) -> Tensor:
+        """Transform a batch; `drawn` is on its device."""
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Transform a batch."""
+        drawn = self.draw(len(images), generator)
+        return self.apply(images, None if drawn is None else drawn.to(images.device))
+
+
 def _batch_of_images(transform: str, images: Tensor) -> tuple[int, int, int, int]:
     if images.dim() != 4:
         raise ValueError(f"{transform} takes images of (count, channels, height, width), got {tuple(images.shape)}")
@@ -22,7 +46,7 @@ def _batch_of_images(transform: str, images: Tensor) -> tuple[int, int, int, int
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomCrop:
+class RandomCrop(TwoStepTransform):
     """Pad each image with zeros on every side and crop it to its original size at a random position.
 
     The row and column are drawn uniformly from 0 to 2 * `padding` for each image.
@@ -40,17 +64,21 @@ class RandomCrop:
     def __post_init__(self) -> None:
         whole_number("padding", self.padding, least=0)
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draw the row and column of each image."""
+        return torch.randint(2 * self.padding + 1, (2, count), generator=generator)
+
+    def apply(self, images: Tensor, drawn: Tensor | None) -> Tensor:
         """Crop a batch."""
         count, _, height, width = _batch_of_images("RandomCrop", images)
-        places = torch.randint(2 * self.padding + 1, (2, count), generator=generator).to(images.device)
+        assert drawn is not None
         # A view of all windows: (count, channels, row, column, height, width). Each image selects one.
         windows = F.pad(images, [self.padding] * 4).unfold(2, height, 1).unfold(3, width, 1)
-        return windows[torch.arange(count, device=images.device), :, places[0], places[1]]
+        return windows[torch.arange(count, device=images.device), :, drawn[0], drawn[1]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomFlip:
+class RandomFlip(TwoStepTransform):
     """Mirror each image left to right with probability `p`.
 
     Example:
@@ -64,18 +92,22 @@ class RandomFlip:
         if number("p", self.p, least=0, hint="a probability from 0 to 1") > 1:
             raise ValueError(f"p={self.p}: give a probability from 0 to 1")
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draw which images are mirrored."""
+        return torch.rand(count, generator=generator) < self.p
+
+    def apply(self, images: Tensor, drawn: Tensor | None) -> Tensor:
         """Flip a batch."""
-        count, *_ = _batch_of_images("RandomFlip", images)
-        flipped = (torch.rand(count, generator=generator) < self.p).to(images.device)
-        return torch.where(flipped.view(-1, 1, 1, 1), images.flip(-1), images)
+        _batch_of_images("RandomFlip", images)
+        assert drawn is not None
+        return torch.where(drawn.view(-1, 1, 1, 1), images.flip(-1), images)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normalize:
+class Normalize(TwoStepTransform):
     """Convert pixels of any type to float: (pixel / scale - mean) / std, with one mean and std per channel.
 
-    The generator is not used.
+    No random numbers are drawn.
 
     Example:
         >>> black_and_white = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2)
@@ -95,14 +127,23 @@ class Normalize:
         if self.scale <= 0 or min(self.std, default=1) <= 0:
             raise ValueError(f"std and scale must be above 0, got std={self.std} and scale={self.scale}")
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def draw(self, count: int, generator: torch.Generator) -> None:
+        """Draw nothing."""
+
+    def apply(self, images: Tensor, drawn: Tensor | None) -> Tensor:
         """Normalize a batch."""
         _, channels, *_ = _batch_of_images("Normalize", images)
         if channels != len(self.mean):
             raise ValueError(f"Normalize has {len(self.mean)} channels, the images have {channels}")
-        mean = torch.tensor(self.mean, dtype=torch.float32, device=images.device).view(-1, 1, 1)
-        std = torch.tensor(self.std, dtype=torch.float32, device=images.device).view(-1, 1, 1)
-        return (images.to(torch.float32) / self.scale - mean) / std
+        scale, mean, std = _constants(self.scale, tuple(self.mean), tuple(self.std), images.device)
+        return (images.to(torch.float32) / scale - mean) / std
+
+
+@lru_cache(maxsize=32)
+def _constants(scale: float, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> Sequence[Tensor]:
+    """The constants of a normalization, on a device; a GPU would multiply by the inverse of a plain number."""
+    channels = (torch.tensor(each, dtype=torch.float32).view(-1, 1, 1) for each in (mean, std))
+    return tuple(each.to(device) for each in (torch.tensor(scale, dtype=torch.float32), *channels))
 
 
 @dataclass(frozen=True)
@@ -127,3 +168,21 @@ class Compose:
         for transform in self.transforms:
             images = transform(images, generator)
         return images
+
+
+def steps_of(transform: Transform | None) -> list[TwoStepTransform] | None:
+    """The transforms that one consists of, if the random numbers of all can be drawn before there are images.
+
+    Example:
+        >>> steps_of(Compose([RandomCrop(), RandomFlip()]))
+        [RandomCrop(padding=4), RandomFlip(p=0.5)]
+        >>> steps_of(lambda images, generator: images)
+    """
+    if transform is None:
+        return []
+    if isinstance(transform, Compose) and type(transform) is Compose:
+        parts = [steps_of(part) for part in transform.transforms]
+        known = [part for part in parts if part is not None]
+        return list(chain.from_iterable(known)) if len(known) == len(parts) else None
+    whole = type(transform).__call__ is TwoStepTransform.__call__  # a subclass may have its own
+    return [transform] if isinstance(transform, TwoStepTransform) and whole else None
