@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from freewheel.bench._contenders import backprop, timed_steps, timed_trainer
+from freewheel.bench._jvp import jvp_step
 from freewheel.bench._network import OPTIMIZER, Cut, network, stages_of
 from freewheel.bench._team import Turn
 from freewheel.methods import FGD, AsyncFGD
@@ -34,23 +33,5 @@ def pytorch_steps(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, 
 
 
 def _jvp() -> Turn:
-    """`torch.func.jvp`, which cannot update running statistics, so that the network has none."""
     model = network()
-    for layer in model.modules():
-        if isinstance(layer, nn.BatchNorm2d):
-            layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
-    weights = dict(model.named_parameters())
-    optimizer = OPTIMIZER(weights.values(), lr=SMALL)
-
-    @torch.no_grad()
-    def step(x: Tensor, target: Tensor) -> None:
-        def loss(values: dict[str, Tensor]) -> Tensor:
-            return F.cross_entropy(torch.func.functional_call(model, values, (x,)), target)
-
-        u = {name: torch.randn_like(w) for name, w in weights.items()}
-        d = torch.func.jvp(loss, ({name: w.detach() for name, w in weights.items()},), (u,))[1]
-        for name, weight in weights.items():
-            weight.grad = u[name] * d
-        optimizer.step()
-
-    return timed_steps(step)
+    return timed_steps(jvp_step(model, OPTIMIZER(model.parameters(), lr=SMALL)))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import socket
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -27,3 +30,13 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+
+
+def gpu_machine(device: str) -> dict[str, Any]:
+    """The same, with the GPU and the versions of what runs on it, and the date."""
+    found = {"device": device if device == "cpu" else torch.cuda.get_device_name()}
+    for name in ("jax", "triton", "torchvision"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    today = datetime.now(UTC).strftime("%Y-%m-%d")
+    return {**machine(), "date": today, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), **found}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +11,7 @@ from cyclopts import App
 
 from freewheel._errors import whole_number
 from freewheel.cli import _bench_tables as tables
+from freewheel.cli._gpu_table import show_gpu
 from freewheel.cli._output import INTERRUPTED, check_file, print_line, write_json
 from freewheel.cli._train_options import OPTIONS, declare
 
@@ -32,6 +33,14 @@ def _run(name: str, show: Callable[[Any], None], json: Path | None, *, counts: d
     for line in write_json(result, json):
         print_line(line)
     return result
+
+
+def _interrupted(result: Mapping[str, Any]) -> int:
+    """The exit code of a command that Ctrl-C ends with the results so far."""
+    if not result["interrupted"]:
+        return 0
+    print_line("interrupted", error=True)
+    return INTERRUPTED
 
 
 @bench.command(name="speed")
@@ -70,10 +79,25 @@ def bench_memory(
     if picture is not None:
         save_picture(result["sweeps"], picture)
         print_line(f"wrote {picture}")
-    if result["interrupted"]:
-        print_line("interrupted", error=True)
-        return INTERRUPTED
-    return 0
+    return _interrupted(result)
+
+
+@bench.command(name="gpu")
+def bench_gpu(
+    *,
+    case: Annotated[tuple[str, ...], declare(OPTIONS, "NAME", "Only this case, by its name; repeatable.")] = (),
+    sweep: Annotated[
+        bool, declare(OPTIONS, "", "Measure asyncfgd over K and the batch size instead, as the paper does.")
+    ] = False,
+    repeats: Repeats = 2,
+    json: Json = None,
+) -> int:
+    """Compare methods on one GPU, as CUDA graphs and compiled, with PyTorch's and JAX's best.
+
+    It takes less than 9 minutes. Ctrl-C ends it with the results so far.
+    """
+    result = _run("gpu", show_gpu, json, counts={"repeats": repeats}, cases=case, sweep=sweep)
+    return _interrupted(result)
 
 
 @bench.command(name="straggler")

@@ -1,0 +1,44 @@
+"""The tables that `freewheel bench gpu` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from freewheel.cli._output import new_table, print_line, print_table
+
+MIB = 1 << 20
+COLUMNS = ("ms per batch", "images/s", "+MiB", "times eager BP", "", "times the best other")
+
+
+def show_gpu(result: Mapping[str, Any]) -> None:
+    """Print the result of `freewheel bench gpu`."""
+    for case in result["cases"]:
+        table = new_table("contender", *COLUMNS, right=COLUMNS, title=case["title"])
+        for row in case["rows"]:
+            if row["seconds"] is not None:
+                table.add_row(row["name"], *_cells(row))
+        print_table(table)
+        for row in case["rows"]:
+            if row["error"] is not None:
+                print_line(f"{row['name']}: {row['error']}")
+        print_line()
+    print_line(
+        "+MiB: the peak beyond weights, optimizer state and data. slower: than eager backpropagation in PyTorch."
+    )
+    print_line("times the best other: of PyTorch and JAX, with the same kind of gradient.")
+    for finding in result["findings"]:
+        print_line(f"{finding['about']}: {finding['found']:.3f} ({finding['unit']} {finding['limit']:g} expected)")
+    print_line(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    eager, best, extra = row["over_eager"], row["over_best"], row["extra"]
+    return [
+        f"{1e3 * row['seconds']:.3f}",
+        f"{row['images_per_second']:,.0f}",
+        "" if extra is None else f"{extra / MIB:,.0f}",
+        "" if eager is None else f"{eager:.2f}",
+        "slower" if eager is not None and eager < 1 and row["kind"] == "freewheel" else "",
+        "" if best is None else f"{best:.2f}",
+    ]
