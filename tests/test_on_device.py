@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
 
 import freewheel as fw
+from checkpoints import resume, saved_at
 from freewheel import data
 from freewheel.data._loader import generator_for
+from rows import ROWS, batches, same_bits, tensors, trainer
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda), pytest.param("cuda:0", marks=needs_cuda)]
@@ -109,3 +116,143 @@ def test_a_device_that_is_not_there_is_refused(device, message):
             call()
         assert str(caught.value).startswith(message)
         assert "\n" not in str(caught.value)
+
+
+# ---- feeding ----
+
+RUNTIMES = ("simulate", "threads", "graph")
+WIDTH = 4096  # wide enough for a copy to take longer than the launch of a forward
+
+
+def stages() -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(inplace=True)).cuda(), nn.Linear(16, 3).cuda()]
+
+
+def wide(count: int = 12, device: str = "cpu") -> list[tuple[torch.Tensor, torch.Tensor]]:
+    g = torch.Generator().manual_seed(1)
+    made = [(torch.randn(256, WIDTH, generator=g), torch.randint(3, (256,), generator=g)) for _ in range(count)]
+    return [(x.to(device), y.to(device)) for x, y in made]
+
+
+class Refills:
+    """A loader with one buffer, which it overwrites as soon as it is asked for the next batch."""
+
+    def __init__(self, pinned: bool) -> None:
+        self.pinned = pinned
+
+    def __iter__(self):
+        x, y = torch.empty(256, WIDTH), torch.empty(256, dtype=torch.long)
+        x, y = (x.pin_memory(), y.pin_memory()) if self.pinned else (x, y)
+        for a, b in wide():
+            x.copy_(a), y.copy_(b)
+            yield x, y
+            x.fill_(float("nan")), y.zero_()
+
+
+LOADERS = {
+    "list": wide,
+    "pinned list": lambda: [(x.pin_memory(), y.pin_memory()) for x, y in wide()],
+    "half on the gpu": lambda: [(x, y.cuda()) for x, y in wide()],
+    "buffer": lambda: Refills(pinned=False),
+    "pinned buffer": lambda: Refills(pinned=True),
+    "arrays": lambda: ((x.numpy(), y.numpy()) for x, y in wide()),
+    "workers": lambda: DataLoader(wide(), batch_size=None, pin_memory=True, num_workers=1),
+}
+
+
+def fitted(runtime: str, loader, method="fdg", **options):
+    made = trainer(stages(), method, runtime=runtime)
+    history = made.fit(loader, **options)
+    return tensors(*made.stages), history.losses, history.metrics
+
+
+@needs_cuda
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("name", LOADERS)
+def test_every_loader_trains_as_batches_on_the_gpu_do(runtime, name):
+    wanted = fitted("simulate", wide(device="cuda"))
+    for _ in range(3):
+        found = fitted(runtime, LOADERS[name]())
+        assert same_bits(wanted[0], found[0])
+        assert wanted[1] == found[1]
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["gpipe", "dgl", "asyncfgd", "dfa", "fgd-dp"])
+def test_every_kind_of_method_is_fed_alike(method):
+    make = next(row.make for row in ROWS if row.name == method)
+    results = [
+        fitted(runtime, loader, make(2))
+        for runtime in ("simulate", "threads")
+        for loader in (wide(device="cuda"), wide(), Refills(pinned=False))
+    ]
+    assert all(same_bits(results[0][0], other[0]) and results[0][1] == other[1] for other in results[1:])
+
+
+@needs_cuda
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_the_stream_of_the_caller_is_that_of_the_stages(runtime):
+    wanted = fitted("simulate", wide(), validate=wide(3), epochs=2)
+    stream = torch.cuda.Stream()
+    for device in ("cpu", "cuda"):
+        loader = wide(device=device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            found = fitted(runtime, ((x * 1.0, y) for x, y in loader) if device == "cuda" else loader)
+            stream.synchronize()
+        assert same_bits(fitted("simulate", wide())[0], found[0])
+    assert torch.cuda.current_device() == 0
+    assert wanted[2] == fitted(runtime, wide(), validate=wide(3, "cuda"), epochs=2)[2]
+
+
+@needs_cuda
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_resident_set_trains_as_its_copy_on_the_cpu_does(runtime, tmp_path):
+    results = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        digits = data.load("digits", batch_size=100, augment=True, device=device)
+        net = [nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU()).cuda(), nn.Linear(20, 10).cuda()]
+        made = trainer(net, "pipedream", runtime=runtime)
+        history = made.fit(digits.train, 2, validate=digits.test, save_to=tmp_path / device, save_every=11)
+        results.append((tensors(*net), history.losses, history.metrics))
+        path = next(iter(saved_at(tmp_path / device).values()))
+        again = [nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU()).cuda(), nn.Linear(20, 10).cuda()]
+        other = "cuda" if device == "cpu" else "cpu"  # a run may go on with its data elsewhere
+        resume(path, again, "pipedream", runtime=runtime).fit(
+            data.load("digits", batch_size=100, augment=True, device=other).train, 2
+        )
+        assert same_bits(results[0][0], tensors(*again))
+    assert same_bits(results[0][0], results[1][0])
+    assert results[0][1:] == results[1][1:]
+
+
+@needs_cuda
+def test_evaluation_waits_for_the_gpu_as_often_for_many_batches_as_for_few():
+    made = trainer(stages(), "bp", metric={"accuracy": fw.accuracy, "mean": lambda output, target: output.mean()})
+    counts = []
+    for count in (3, 9):
+        loader = wide(count, "cuda")
+        made.evaluate(loader)
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                made.evaluate(loader)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        counts.append(len(caught))
+    assert counts[0] == counts[1]
+
+
+def test_a_score_is_the_mean_over_samples_of_numbers_read_at_the_end():
+    made = trainer([nn.Linear(6, 3)], "bp", metric={"accuracy": fw.accuracy, "first": lambda out, y: out[0, 0]})
+    loader = batches(8)
+    score, count = made.evaluate(loader), sum(len(y) for _, y in loader)
+    with torch.no_grad():
+        outs = [(made.stages[0](x), y) for x, y in loader]
+    assert score.samples == count
+    assert score.loss == sum(float(F.cross_entropy(out, y)) * len(y) for out, y in outs) / count
+    assert score.metrics["accuracy"] == sum(fw.accuracy(out, y) * len(y) for out, y in outs) / count
+    assert score.metrics["first"] == sum(float(out[0, 0]) * len(y) for out, y in outs) / count

@@ -31,7 +31,7 @@ def find_device(given: str, device: object) -> torch.device:
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the CPU on a device; a GPU copies it from pinned memory, when its current stream gets there."""
+    """Return a tensor of the CPU on a device; a GPU copies it from pinned memory, and nothing waits for that."""
     if device.type == "cuda" and not tensor.is_cuda:
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

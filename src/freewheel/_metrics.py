@@ -8,6 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from freewheel._numbers import kept, read
+
 
 @runtime_checkable
 class EpochMetric(Protocol):
@@ -36,13 +38,19 @@ def accuracy(output: Any, target: Any) -> float | None:
         >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
         0.5
     """
+    share = _share_correct(output, target)
+    return None if share is None else share.item()
+
+
+def _share_correct(output: Any, target: Any) -> Tensor | None:
+    """The accuracy, as a tensor that nothing waits for."""
     if not isinstance(output, Tensor) or not isinstance(target, Tensor):
         return None
     if target.is_floating_point() or target.dtype == torch.bool or output.dim() != target.dim() + 1:
         return None
     if (output.shape[0], *output.shape[2:]) != target.shape:  # classes are not in dimension 1, as in cross_entropy
         return None
-    return (output.argmax(1) == target).float().mean().item()
+    return (output.argmax(1) == target).float().mean()
 
 
 class Meter:
@@ -58,9 +66,10 @@ class Meter:
 
     def __init__(self, metric: Metric | Mapping[str, Metric]) -> None:
         alone = "accuracy" if metric is accuracy else "metric"
-        self._metrics = dict(metric) if isinstance(metric, Mapping) else {alone: metric}
+        metrics = dict(metric) if isinstance(metric, Mapping) else {alone: metric}
+        self._metrics = {name: _share_correct if each is accuracy else each for name, each in metrics.items()}
         self._whole = {name: each for name, each in self._metrics.items() if isinstance(each, EpochMetric)}
-        self._scores: dict[str, list[tuple[float, int]]] = {}  # with the number of samples
+        self._scores: dict[str, list[tuple[Tensor | float, int]]] = {}  # with the number of samples
         for each in self._whole.values():
             each.reset()
 
@@ -72,7 +81,7 @@ class Meter:
                 continue
             score = metric(output, target)  # pyright: ignore[reportCallIssue]
             if score is not None:
-                self._scores.setdefault(name, []).append((float(score) * size, size))
+                self._scores.setdefault(name, []).append((kept(score), size))
 
     def compute(self) -> dict[str, float | None]:
         """Return each metric; None where it has no value."""
@@ -83,7 +92,8 @@ class Meter:
                 self._whole[name].reset()
             else:
                 scores, sizes = zip(*self._scores.get(name, [(0.0, 0)]))
-                out[name] = sum(scores) / sum(sizes) if sum(sizes) else None
+                total = sum(score * size for score, size in zip(read(scores), sizes))
+                out[name] = total / sum(sizes) if sum(sizes) else None
         return out
 
 

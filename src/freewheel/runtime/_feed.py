@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from freewheel.runtime._channels import ClosedError
-from freewheel.runtime._fingerprint import fingerprint
+from freewheel.runtime._fingerprint import Excerpt, digest, excerpt, fingerprint
 from freewheel.runtime._reading import Batch, Reader
 
 
@@ -52,8 +52,9 @@ class Feed:
 
     A batch is announced once the one after it has been read, so that it is known whether its epoch ends there. The
     epoch of `start` is iterated from the beginning, and earlier batches are dropped. `read` makes a batch of its number
-    and what the loader gave. It ends after `limit` batches. `on_batch` is called for each batch that is pulled,
-    `remember` at the beginning of each epoch; `place` returns its result.
+    and what the loader gave; `arrive` is called with each batch before it is used, and returns it. The feed ends after
+    `limit` batches. `on_batch` is called for each batch that is pulled, `remember` at the beginning of each epoch;
+    `place` returns its result.
     """
 
     def __init__(
@@ -62,18 +63,19 @@ class Feed:
         epochs: int,
         *,
         read: Callable[[int, Any], Batch] | None = None,
+        arrive: Callable[[Batch], Batch] = lambda batch: batch,
         limit: int | None = None,
         on_batch: Callable[[], object] = lambda: None,
         start: Start = START,
         remember: Callable[[], Any] | None = None,
     ) -> None:
         make = read or Reader().batch
-        self._source: Iterator[Batch] = _batches(loader, epochs, make, start, limit, self._begin)
+        self._source: Iterator[Batch] = map(arrive, _batches(loader, epochs, make, start, limit, self._begin))
         self._on_batch = on_batch
         self._remember = remember
         self._start = start
         self._begun: list[tuple[Start, Any]] = []
-        self._fingerprints: deque[tuple[int, str]] = deque(maxlen=LOOK_BACK)  # of the last batches
+        self._excerpts: deque[tuple[int, Excerpt]] = deque(maxlen=LOOK_BACK)  # of the last batches
         self._changed = threading.Condition()
         self._announced = start.batch
         self._over = False
@@ -108,7 +110,7 @@ class Feed:
         if batch is not None:
             self._on_batch()
             if self._remember is not None:
-                self._fingerprints.append((batch.number, fingerprint(batch[1:3])))
+                self._excerpts.append((batch.number, excerpt(batch[1:3])))
         return batch
 
     def _begin(self, epoch: int, first: int) -> None:
@@ -125,7 +127,8 @@ class Feed:
         start, remembered = self._begun[0] if self._begun else (self._start, self._remember())
         if self.is_cut(batches - 1) and start.first < batches:  # the next epoch has not begun: nothing has been drawn
             return Start(batches, start.epoch + 1, batches), self._remember()
-        return start._replace(batch=batches, last=dict(self._fingerprints).get(batches - 1, "")), remembered
+        last = dict(self._excerpts).get(batches - 1)
+        return start._replace(batch=batches, last="" if last is None else digest(last)), remembered
 
     def forget(self, batches: int) -> None:
         """Drop what `place` would need for fewer batches than this."""

@@ -31,6 +31,8 @@ from freewheel.stage import Blueprint, Launcher
 class Graphs(Runtime):
     """All stages on one GPU, as CUDA graphs."""
 
+    local = True
+
     def check(self, config: RunConfig, blueprints: Sequence[Blueprint]) -> None:
         """Reject stages elsewhere, replicas, and credits whose computations are not captured."""
         devices = {blueprint.device for blueprint in blueprints}
@@ -46,6 +48,10 @@ class Graphs(Runtime):
 
     def run(self, run: Run) -> Outcome:
         """Run to the end, or to the cut at which `on_cut` asks to stop."""
+        with torch.cuda.device(run.stages[0].device):  # streams choose it, and the caller gets its own back
+            return self._run(run)
+
+    def _run(self, run: Run) -> Outcome:
         launchers = attach(run)
         caller = torch.cuda.current_stream(launchers[0].stream.device)
 

@@ -110,6 +110,8 @@ def _train(
     config = blueprint.options.config
     torch.set_num_threads(config.threads or 1)
     spec.settings.apply()
+    if blueprint.device.type == "cuda":
+        torch.cuda.set_device(blueprint.device)
     stage = blueprint.build()
     stage.load(state)
     caller = len(roles) - 1

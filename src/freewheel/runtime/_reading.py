@@ -38,18 +38,20 @@ class Reader:
     """Makes batches of what a loader gives; see `RunConfig` for the options.
 
     The number of samples is that of the target, where it is a tensor, else that of the input. Unless the loader is
-    known to give new memory each time, tensors are copied: it may refill a buffer while a batch is in flight.
+    known to give new memory each time, tensors are copied: it may refill a buffer while a batch is in flight. Where
+    `pins`, those of the CPU are in pinned memory, from which a GPU copies while Python goes on.
     """
 
     inputs: Parts | None = None
     targets: Parts | None = None
     dim: int = 0  # of the samples
     copies: bool = True
+    pins: bool = False
 
     @classmethod
-    def of(cls, config: RunConfig, loader: Iterable[Any] | None = None) -> Reader:
+    def of(cls, config: RunConfig, loader: Iterable[Any] | None = None, *, pins: bool = False) -> Reader:
         """The reader for a loader; without one it copies whatever it reads."""
-        return cls(config.inputs, config.targets, config.batch_dim, copies=not gives_new_memory(loader))
+        return cls(config.inputs, config.targets, config.batch_dim, copies=not gives_new_memory(loader), pins=pins)
 
     def batch(self, number: int, item: Any) -> Batch:
         """Make a batch of input and target."""
@@ -91,7 +93,7 @@ class Reader:
         if isinstance(tree, Tensor):  # the usual case, without the machinery of trees
             return self._own_leaf(tree, number)
         plain = all(isinstance(leaf, Tensor) for leaf in tree_leaves(tree))
-        if plain and not self.copies and not any(leaf.requires_grad for leaf in tree_leaves(tree)):
+        if plain and not self.copies and not self.pins and not any(leaf.requires_grad for leaf in tree_leaves(tree)):
             return tree
         return tree_map(lambda leaf: self._own_leaf(leaf, number), tree)
 
@@ -102,11 +104,20 @@ class Reader:
                     f"loader gave a tensor that requires a gradient as batch {number}: nothing before the first stage "
                     "is trained; detach() it, or make what it comes from part of the model"
                 )
-            return _copy(leaf) if self.copies else leaf
+            return self._own_tensor(leaf)
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(leaf, numpy.ndarray) and leaf.dtype.kind in "biufc":
-            return torch.from_numpy(leaf.copy())
+            made = torch.from_numpy(leaf.copy())
+            return _pinned(made) if self.pins else made
         return leaf
+
+    def _own_tensor(self, tensor: Tensor) -> Tensor:
+        if not self.copies and not (self.pins and can_be_pinned(tensor)):
+            return tensor
+        pinned = is_pinned(tensor)
+        if pinned and not self.copies:
+            return tensor
+        return _pinned(tensor) if pinned or (self.pins and can_be_pinned(tensor)) else tensor.clone()
 
 
 def gives_new_memory(loader: Iterable[Any] | None) -> bool:
@@ -121,10 +132,19 @@ def gives_new_memory(loader: Iterable[Any] | None) -> bool:
     return type(loader) in (list, tuple, TensorLoader)
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    if tensor.device.type == "cpu" and torch.cuda.is_available() and tensor.is_pinned():
-        return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
-    return tensor.clone()
+def can_be_pinned(tensor: Tensor) -> bool:
+    """Whether a tensor is an ordinary one of the CPU."""
+    return type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.layout is torch.strided
+
+
+def is_pinned(tensor: Tensor) -> bool:
+    """Whether a GPU can copy a tensor while Python goes on."""
+    return can_be_pinned(tensor) and torch.cuda.is_available() and tensor.is_pinned()
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    """A copy in pinned memory; torch reuses that memory once the GPU has copied it."""
+    return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
 
 
 def _size(tensor: Tensor, dim: int) -> int:

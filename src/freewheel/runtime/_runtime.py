@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -14,6 +15,8 @@ from freewheel.stage import Blueprint
 
 class Runtime(ABC):
     """Runs the stages of a fit. All runtimes share one interpreter, and so give the same weights bit for bit."""
+
+    local: ClassVar[bool] = False  # whether all stages are in this process, which copies batches to their GPUs
 
     @abstractmethod
     def run(self, run: Run) -> Outcome:

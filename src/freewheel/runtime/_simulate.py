@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from freewheel._cores import intra_op_threads
 from freewheel.plan import Action
 from freewheel.runtime._interpreter import Interpreter
@@ -14,12 +16,30 @@ from freewheel.runtime._runtime import Runtime
 class Simulate(Runtime):
     """One thread runs all stages."""
 
+    local = True
+
     def run(self, run: Run) -> Outcome:
         """Run to the end, or to the cut at which `on_cut` asks to stop."""
         with run.begun() as stages, intra_op_threads(run.threads):
             local = LocalRun(run, stages)
-            run.feed.on_demand(local.deliver)
-            return take_turns(run, local, Stepper.advance, run.on_cut)
+            if all(stage.device.type != "cuda" for stage in stages):
+                run.feed.on_demand(local.deliver)
+                return take_turns(run, local, Stepper.advance, run.on_cut)
+            caller = torch.cuda.current_device()
+
+            def deliver() -> bool:
+                with torch.cuda.device(caller):
+                    return local.deliver()
+
+            run.feed.on_demand(deliver)
+            return take_turns(run, local, _advance_on_its_gpu, run.on_cut)
+
+
+def _advance_on_its_gpu(stepper: Stepper) -> bool:
+    """Let a stage advance with its GPU as the current one, as in a thread of its own."""
+    device = stepper.interpreter.stage.device
+    with torch.cuda.device(device.index if device.type == "cuda" else -1):
+        return stepper.advance()
 
 
 def take_turns(run: Run, local: LocalRun, advance: Callable[[Stepper], bool], on_cut: Callable[[Cut], bool]) -> Outcome:

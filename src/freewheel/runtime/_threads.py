@@ -40,6 +40,8 @@ Events = queue.SimpleQueue[Event]
 class Threads(Runtime):
     """One thread per stage."""
 
+    local = True
+
     def run(self, run: Run) -> Outcome:
         """Run to the end, or to the cut at which `on_cut` asks to stop."""
         events: Events = queue.SimpleQueue()
@@ -72,11 +74,17 @@ class Threads(Runtime):
 def stage_thread(
     interpreter: Interpreter, events: Events, threads: int, on_error: Callable[[BaseException], object]
 ) -> threading.Thread:
-    """A thread that runs a stage, and puts an event when it has finished; errors go to `on_error`."""
+    """A thread that runs a stage, and puts an event when it has finished; errors go to `on_error`.
+
+    On a GPU it works on the stream of the thread that calls this, as the loader does.
+    """
+    streams = chosen_streams()
 
     def work() -> None:
         try:
             torch.set_num_threads(threads)
+            for stream in streams:
+                torch.cuda.set_stream(stream)
             interpreter.run()
             events.put(Event())
         except ClosedError:
@@ -85,6 +93,14 @@ def stage_thread(
             on_error(error)
 
     return threading.Thread(target=work, name=f"freewheel-stage-{interpreter.stage.index}", daemon=True)
+
+
+def chosen_streams() -> list[torch.cuda.Stream]:
+    """The streams that this thread has chosen; every thread begins with the default one of each GPU."""
+    if not torch.cuda.is_initialized():
+        return []
+    gpus = range(torch.cuda.device_count())
+    return [s for gpu in gpus if (s := torch.cuda.current_stream(gpu)) != torch.cuda.default_stream(gpu)]
 
 
 def supervise(

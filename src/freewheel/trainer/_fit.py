@@ -7,12 +7,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from freewheel._malloc import keep_freed_memory
@@ -25,9 +26,11 @@ from freewheel.runtime import (
     Cut,
     Feed,
     Outcome,
+    Prefetcher,
     Reader,
     Run,
     RunSpec,
+    common,
     deterministic_convolutions,
     recall,
     remember,
@@ -73,11 +76,12 @@ class Fit:
         shown = False if self._silent else request.progress
         self._bar = ProgressBar(request.loader, request.epochs, request.max_steps, done=start.batch, enabled=shown)
         remembers = partial(remember, request.loader) if writer else None
-        read = Reader.of(setup.config, request.loader).batch
+        source = _prefetcher(setup, request.loader, start.batch)
         self._feed = Feed(
             request.loader,
             request.epochs,
-            read=read,
+            read=source.read,
+            arrive=source.arrive,
             limit=request.max_steps,
             on_batch=self._bar.advance,
             start=start,
@@ -196,6 +200,17 @@ class Fit:
         if outcome.stopped_at is None and rest is not None and rest.snapshots[-1].losses:
             epochs.append(replace(_record(rest, self._history, since=self._since), complete=False))
         return History(epochs=epochs, interrupted=self._feed.stopped, stopped=outcome.stopped_at is not None)
+
+
+def _prefetcher(setup: Setup, loader: Iterable[Any], first: int) -> Prefetcher:
+    """What reads the batches: it copies them to GPUs where the stages of a plan are in this process."""
+    stages, schedule = setup.blueprints, setup.options.schedule
+    input_device = target_device = torch.device("cpu")
+    if setup.method.planned and RUNTIMES[setup.config.runtime].local:
+        input_device = stages[0].device
+        target_device = common(each.device for each in stages if schedule.gets_targets(each.index))
+    pins = "cuda" in (input_device.type, target_device.type)
+    return Prefetcher(Reader.of(setup.config, loader, pins=pins).batch, input_device, target_device, first)
 
 
 def _copied(model: nn.Module, modules: Sequence[nn.Module]) -> tuple[nn.Module, list[nn.Module]]:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from freewheel._numbers import read
+
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
@@ -102,8 +104,8 @@ class History:
 
 def mean_loss(losses: Iterable[tuple[Any, int]]) -> tuple[float, int]:
     """The mean loss over samples, from (loss, size) pairs, and their number."""
-    total, samples = 0.0, 0
-    for loss, size in losses:
-        total += float(loss) * size
+    pairs, total, samples = list(losses), 0.0, 0
+    for loss, (_, size) in zip(read([loss for loss, _ in pairs]), pairs):
+        total += loss * size
         samples += size
     return (total / samples if samples else float("nan")), samples
