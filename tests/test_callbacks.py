@@ -288,3 +288,18 @@ def test_tensorboard_without_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ImportError, match=r"fw.TensorBoard needs the package tensorboard: pip install tensorboard"):
         fw.TensorBoard("runs")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda stages: setattr(stages[0][0][3], "p", 0.9), r"changed p of stages\[0\]\.0\.3 while"),
+        (lambda stages: stages[1].requires_grad_(False), r"changed requires_grad of stages\[1\]\..* while"),
+        (lambda stages: stages[1].eval(), r"changed training of stages\[1\].* while"),
+    ],
+    ids=["dropout", "freezing", "mode"],
+)
+def test_a_callback_that_changes_the_network_under_way_is_refused(change, words):
+    stages = network(2)
+    with pytest.raises(ValueError, match=words):
+        trainer(stages, "fdg", runtime="simulate").fit(batches(3), epochs=3, callbacks=[lambda end: change(stages)])

@@ -18,7 +18,6 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -51,7 +50,7 @@ class CapturedCall:
     ) -> None:
         self._graph, self._arguments, self._fed = graph, arguments, fed
         self._generators, self._sizes, self.result = generators, sizes, result
-        self.forms, self.age = forms_of(fed), 0  # cuts at which forwards were captured again since
+        self.forms = forms_of(fed)
 
     def takes(self, arguments: Sequence[Any], fed: Sequence[Any]) -> bool:
         """Whether it computes the function of these arguments."""
@@ -109,18 +108,16 @@ class CapturingLauncher(Launcher):
         self._generators: Iterator[torch.Generator | None] | None = None
         self._sizes: StepSizes | None = None
 
-    def refresh(self) -> bool:
-        """Return whether the forwards that were captured are out of date."""
-        before, self._fingerprint = self._fingerprint, fingerprint_of(self._stage)
-        return before != self._fingerprint
+    def check_unchanged(self) -> None:
+        """Reject a module that has been changed since its forwards were captured."""
+        self._fingerprint.check_same(fingerprint_of(self._stage), self._stage.index)
 
-    def forget_forwards(self) -> None:
-        """Capture forwards again. Batches in flight still need their backwards, until all slots were used again."""
-        later = {key: calls for key, calls in self._calls.items() if key[0] not in ("forward", "recompute")}
-        for call in chain.from_iterable(later.values()):
-            call.age += 1
-        self._calls = {key: [call for call in calls if call.age <= self._slots] for key, calls in later.items()}
-        self._drawn, self._last = {}, {}
+    def close(self) -> None:
+        """Free all graphs and what they refer to, which is kept alive by autograd's cycles otherwise."""
+        self._calls.clear()
+        self._pools.clear()
+        self.recorded.clear()
+        self.next = None
 
     def __call__(
         self, name: str, unit: Unit, function: Callable[..., T], *arguments: Any, fed: Sequence[Any] = ()

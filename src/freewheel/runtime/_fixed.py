@@ -21,6 +21,21 @@ class Fingerprint(NamedTuple):
     weights: tuple[Any, ...]
     settings: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
 
+    def check_same(self, after: Fingerprint, stage: int) -> None:
+        """Reject a stage that was changed from outside while it was trained."""
+        if self == after:
+            return
+        found = (
+            f"{a} of module {n!r}"
+            for (n, old), (_, new) in zip(self.settings, after.settings)
+            for a, _ in set(new) - set(old)
+        )
+        what = next(found, "the memory of a weight")
+        raise ValueError(
+            f"{what} of stages[{stage}] has changed during a fit, which CUDA graphs do not see: call fit once for each "
+            "setting"
+        )
+
     def check_repeatable(self, after: Fingerprint, stage: int) -> None:
         """Reject a module that has changed numbers of its own in a forward."""
         for (name, before), (_, now) in zip(self.settings, after.settings):

@@ -79,9 +79,8 @@ class Graphs(Runtime):
             torch.cuda.set_stream(caller)
             torch.cuda.synchronize(caller.device)
             stops = run.on_cut(cut)
-            if sum(launcher.refresh() for launcher in launchers):
-                for launcher in launchers:
-                    launcher.forget_forwards()
+            for launcher in launchers:
+                launcher.check_unchanged()
             return stops
 
         try:
@@ -94,8 +93,9 @@ class Graphs(Runtime):
         finally:
             torch.cuda.set_stream(caller)
             torch.cuda.synchronize(caller.device)
-            for stage in run.stages:
+            for stage, launcher in zip(run.stages, launchers):
                 stage.launch = Launcher()
+                launcher.close()
 
 
 def slots_of(schedule: Schedule) -> int:

@@ -27,6 +27,10 @@ class Recorded:
             for child in value:
                 self.add(child)
 
+    def clear(self) -> None:
+        """Forget all."""
+        self._known.clear()
+
     def __contains__(self, value: Any) -> bool:
         return id(value) in self._known
 

@@ -43,6 +43,7 @@ from freewheel.trainer._history import Epoch, History, LayerUpdates, mean_loss
 from freewheel.trainer._progress import ProgressBar
 from freewheel.trainer._request import FitRequest
 from freewheel.trainer._setup import Setup
+from freewheel.trainer._untouched import Settings
 
 
 class Fit:
@@ -61,6 +62,7 @@ class Fit:
         watched = request.validate is not None or bool(request.callbacks)
         modules = [stage.module for stage in stages] if watched else []
         self._shadow, self._shadows = _copied(setup.model, modules)
+        self._settings = Settings([stage.module for stage in stages] if request.callbacks else [])
         seed = seed_of(setup.config.seed, before.batches)
         self._spec = RunSpec(
             seed=seed,
@@ -156,7 +158,8 @@ class Fit:
         self._history.epochs.append(record)
         self._bar.epoch(record)
         end = EpochEnd(record=record, history=self._history, stages=self._shadows, network=self._shadow)
-        return any([asks_to_stop(callback(end)) for callback in self._request.callbacks])  # noqa: C419, every one is called
+        with self._settings.untouched():
+            return any([asks_to_stop(callback(end)) for callback in self._request.callbacks])  # noqa: C419, every one is called
 
     def _conclude(self, outcome: Outcome) -> History:
         """Load the state in which the run has ended, and save it."""
