@@ -14,10 +14,12 @@ from checkpoints import resume, saved_at
 from rows import OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-FAMILIES = ("chain", "aligned", "local", "feedback")
+FAMILIES = ("chain", "aligned", "local", "feedback", "forward")
 CREDITS = {row: fw.plan(row.make(3), k=3).schedule.credit for row in ROWS}
-CAPTURED = [row for row, credit in CREDITS.items() if credit.name in FAMILIES and row.name != "dgl-replay"]
-REFUSED = [row for row in ROWS if row not in CAPTURED]
+CAPTURED = [
+    row for row, credit in CREDITS.items() if credit.name in FAMILIES and row.name not in ("dgl-replay", "fgd-dp")
+]
+REFUSED = [row for row in ROWS if row not in CAPTURED and row.name != "fgd-dp"]
 COSINE = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=60)
 BOTH = ("simulate", "graph")
 
@@ -224,7 +226,42 @@ def test_sparse_gradients_are_not_captured():
 def test_what_it_does_not_take_is_refused_by_name(row):
     credit = CREDITS[row]
     with pytest.raises(ValueError, match=r"runtime='graph'.*use runtime='threads'"):
-        credit.check_captured()
+        credit.check_captured(fw.plan(row.make(3), k=3).schedule)
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    "method",
+    [
+        fw.AsyncFGD(scale=lambda epoch: {"*.bias": 0.1 * epoch, "*": 0.2}),
+        fw.AsyncFGD(scale=0.1, direction=lambda batch, stage, named: {n: w.cos() + batch for n, w in named.items()}),
+        fw.AsyncFGD(scale=0.1, tangents=3, distribution="rademacher"),
+        fw.Pipeline(credit=fw.Forward(scale=0.1, each="micro"), micro=2),
+        fw.FGDSync(scale=0.1, micro=2, checkpoint=False),
+    ],
+    ids=["scale", "direction", "rademacher", "each", "kept"],
+)
+def test_options_of_forward_gradients(method):
+    assert_same(*(trained(method, runtime, epochs=3) for runtime in BOTH))
+
+
+@needs_cuda
+@pytest.mark.parametrize("perturb", ["weights", "activations"])
+def test_weights_that_are_used_twice_have_one_tangent(perturb):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, x):
+            return self.layer(torch.relu(self.layer(x)))
+
+    def stages():
+        torch.manual_seed(0)
+        return [Twice(), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3))]
+
+    method = fw.AsyncFGD(scale=0.1, perturb=perturb)
+    assert_same(*(trained(method, runtime, stages(), batches(12)) for runtime in BOTH))
 
 
 def test_it_needs_a_gpu():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from freewheel._compare import far_apart, norm
-from freewheel.plan import PlanCredit
+from freewheel.plan import PlanCredit, Schedule
 from freewheel.stage import Blueprint, Stage
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Credit(PlanCredit, ABC):
     def check_replicas(self, replicas: int, pipeline: Pipeline) -> None:
         """Reject several replicas if an all-reduce cannot combine their gradients."""
 
-    def check_captured(self) -> None:
+    def check_captured(self, schedule: Schedule) -> None:
         """Reject capture as CUDA graphs, unless stages compute every batch by the same functions of tensors."""
         raise ValueError(f"runtime='graph' with credit={self.name!r}, which it cannot capture: use runtime='threads'")
 

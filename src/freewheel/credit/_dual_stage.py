@@ -136,9 +136,9 @@ class DualStage(Stage):
     def _run(self, unit: Unit, p: int, pending: PendingBatch, x: DualInput) -> SplitDuals:
         """Run one pass."""
         # The first forward runs on a copy to detect whether the module edits its input; later only editors get a copy.
-        # Input from another stage belongs to this one, and needs a copy only if another pass follows.
-        copied = self._edits and (self.index == 0 or p < self.tangents.tangents - 1)
-        used = copies(x.leaves) if copied else x.leaves
+        # Input from another stage belongs to this one, and needs a copy only if another pass reads it.
+        kept = self.index == 0 or p < self.tangents.tangents - 1 or self.launch.fixed
+        used = copies(x.leaves) if self._edits and kept else x.leaves
         self._alias_guard.note_input(used)
         before = versions(used) if self._edits else []
         duals = [t if o is None else dual(t, o) for t, o in zip(used, x.tangents[p])]
@@ -182,24 +182,24 @@ class DualStage(Stage):
                     us,
                     edits=self._edits,
                 )
-        values = copies(x.leaves) if self._edits and self.index == 0 else x.leaves
+        values = copies(x.leaves) if self._edits and (self.index == 0 or self.launch.fixed) else x.leaves
         self._alias_guard.note_input(values)
         return ready(values, x.tangents, target, list(us.values()))
 
     def _probe(self, unit: Unit, pending: PendingBatch, x: DualInput) -> list[int]:
         """Run a pass on copies to find the used parameters, and detect random numbers and edits of the input."""
-        leaves, trial = copies(x.leaves), replace(pending, used=set())
+        leaves, trial = copies(x.leaves), replace(pending, passed=replace(pending.passed, used=set()))
         duals = [t if o is None else dual(t, o) for t, o in zip(leaves, copies(x.tangents[0]))]
         with scratch_buffers(self.module), self._pass(unit, 0, trial, constant=False):
             self._call(unit, unflatten(duals, x.shape), x.target)
         self._edits = any(versions(leaves))
-        return sorted(trial.used)
+        return sorted(trial.passed.used)
 
     def _message(self, out: list[SplitDuals], pending: PendingBatch) -> Dual:
         """Return the message to the next stage."""
 
         def retained() -> list[Any]:
-            inputs = [each.x for found in pending.perturbations.values() for each in found]
+            inputs = [each.x for found in pending.passed.perturbations.values() for each in found]
             return [*self.module.parameters(), *self.module.buffers(), *tree_leaves(self._states), *inputs]
 
         return self._alias_guard.message(out, retained)
@@ -236,7 +236,7 @@ class DualStage(Stage):
                 raise reason from (None if reason is error else error)
             if perturber:
                 persist = self._cuts_time and self._recurs_later
-                pending.perturbations[micro, p] = perturber.perturbations(persist=persist)
+                pending.passed.perturbations[micro, p] = perturber.perturbations(persist=persist)
             if self._cuts_time:
                 self._states[p] = [layer.state for layer in self._recurrent]
             if self._scrubs:

@@ -10,19 +10,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.forward_ad import unpack_dual
+from torch import Tensor
 
 from freewheel.corrections import Gradients
+from freewheel.credit._dual_loss import loss_and_derivative, loss_and_derivatives, no_loss
 from freewheel.credit._dual_stage import DualInput, DualStage
 from freewheel.credit._graph import gradient_norms
+from freewheel.credit._parameters import padding_rows, parameter_names
 from freewheel.plan import Message, Op, Unit
-from freewheel.split import read_directly
 from freewheel.stage import (
-    NO_GRAPH,
     Blueprint,
     Live,
     Tree,
@@ -33,11 +33,9 @@ from freewheel.stage import (
     check_no_module_hooks,
     check_not_compiled,
     flatten,
-    tensors_among,
     to_device,
-    unflatten,
 )
-from freewheel.tangents import Derivatives, Directions, Dual, PendingBatch, split_duals
+from freewheel.tangents import Derivatives, Directions, Dual, Passed, PendingBatch, Tangents
 
 if TYPE_CHECKING:
     from freewheel.credit.forward import Forward
@@ -48,12 +46,11 @@ ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim
 
 
 class MicroResult(NamedTuple):
-    """The result of a micro-batch at the last stage: its share of the loss, and the derivative for each tangent."""
+    """The result of a micro-batch at the last stage: its share of the loss, and its derivatives, under its number."""
 
-    micro: int
     loss: Tensor
     size: int
-    derivatives: Tensor
+    derivatives: Derivatives
 
 
 class ForwardStage(DualStage):
@@ -75,14 +72,17 @@ class ForwardStage(DualStage):
         named = list(zip(parameter_names(self.blueprint), self.module.parameters()))
         groups = self.optimizer.param_groups if self.optimizer else ()
         alphas = {id(p): float(group.get("alpha", 1.0)) for group in groups for p in group["params"]}
-        tables = [m for m in self.module.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
-        others = read_directly(self.module) | {
-            id(p) for m in self.module.modules() if m not in tables for p in m._parameters.values()
-        }
-        padding = {id(m.weight): m.padding_idx for m in tables if m.padding_idx is not None}
-        padding = {key: row for key, row in padding.items() if key not in others}
         key, own = (self.config.seed, self.index), self.tangents.each == "micro"
-        return Directions(self.tangents, key, named, alphas, padding, self.device, per_micro_batch=own)
+        return Directions(
+            self.tangents,
+            key,
+            named,
+            alphas,
+            padding_rows(self.module),
+            self.device,
+            per_micro_batch=own,
+            seeded=lambda generator, key: self.launch.seeded(generator, key),
+        )
 
     def check(self) -> None:
         """Reject gradient hooks, since there is no backward, and optimizers of sparse gradients."""
@@ -108,7 +108,7 @@ class ForwardStage(DualStage):
         """Add the batches whose derivative is not known yet."""
         return {
             **super().pending(),
-            "batches": {batch: pending.encode() for batch, pending in self._batches.items()},
+            "batches": {n: (each.batch, each.alphas, each.passed.encode()) for n, each in self._batches.items()},
             "found": {batch: [tuple(r) for r in results] for batch, results in self._results.items()},
         }
 
@@ -116,7 +116,8 @@ class ForwardStage(DualStage):
         """Restore these batches."""
         pending = to_device(pending, self.device)
         super().restore(pending)
-        self._batches = {batch: PendingBatch.decode(each) for batch, each in pending["batches"].items()}
+        batches = pending["batches"].items()
+        self._batches = {n: PendingBatch(batch, alphas, Passed.decode(each)) for n, (batch, alphas, each) in batches}
         self._results = {batch: [MicroResult(*r) for r in results] for batch, results in pending["found"].items()}
 
     def encode(self, message: Tree) -> Tree:
@@ -131,48 +132,76 @@ class ForwardStage(DualStage):
         self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0, weight: float = 1.0
     ) -> Tree:
         """Run one dual pass per tangent. A share of 0 has no loss: a sequence before its end."""
-        batch, micro = unit
+        batch, given = unit[0], None
         if batch not in self._batches:
-            self._batches[batch] = self._directions.start(self.first_batch + batch, self.epoch)
+            self._batches[batch], given = self._directions.start(self.first_batch + batch, self.epoch)
         if x is None:
             return None
-        given = to_device(x, self.device)
-        values, tangents = given if self.index else (given, [])
+        pending = self._batches[batch]
+        if self.launch.fixed and self.tangents.draws_on_cpu:  # a graph cannot draw there
+            keys = [self._tangent_key(unit, p) for p in range(self.tangents.tangents)]
+            given = self._directions.draw_all(pending, [key for key in keys if key not in pending.passed.tangents])
+        own, fed = ((x,), (target, given)) if self.index else ((), (x, target, given))
+        settings = pending.alphas, pending.passed if unit[1] else None, share, weight
+        out, pending.passed, result = self.launch("forward", unit, self._forward, *settings, *own, fed=fed)
+        if result is not None:
+            loss, derivatives = result
+            self._results.setdefault(batch, []).append(MicroResult(self.launch.kept(loss), size, derivatives))
+        return out
+
+    def _forward(
+        self,
+        unit: Unit,
+        alphas: Sequence[float],
+        passed: Passed | None,
+        share: float,
+        weight: float,
+        x: Tree,
+        target: Tree,
+        given: Tangents | None,
+    ) -> tuple[Tree, Passed, tuple[Tensor, Derivatives] | None]:
+        """Return the message or the loss, what the update needs, and the last stage's share of loss and derivatives.
+
+        Args:
+            unit: The micro-batch.
+            alphas: The scale of each parameter.
+            passed: What earlier micro-batches have left for the update.
+            share, weight, x, target: As in `forward`.
+            given: Tangents of the user, or drawn ahead.
+        """
+        passed = Passed() if passed is None else passed.copy()
+        passed.tangents |= given or {}
+        pending = PendingBatch(self.first_batch + unit[0], alphas, passed)
+        x = to_device(x, self.device)
+        values, tangents = x if self.index else (x, [])
         leaves, shape = flatten(values)
-        self._share = share
+        self._has_loss = share > 0
         none: list[list[Tensor | None]] = [[None] * len(leaves)] * self.tangents.tangents
-        out = self._passes(unit, self._batches[batch], DualInput(leaves, shape, tangents or none, target, share > 0))
+        out = self._passes(unit, pending, DualInput(leaves, shape, tangents or none, target, share > 0))
         if not self.is_last:
-            return self._message(out, self._batches[batch])
+            return self._message(out, pending), passed, None
         loss = out[0][0]
         derivatives = torch.stack([d for _, (d,) in out]) * (share * weight)  # pyright: ignore
-        self._results.setdefault(batch, []).append(MicroResult(micro, loss * share, size, derivatives))
-        return loss
+        number = self.first_micro_batch + unit[1] if self._separate else self.replica
+        return loss, passed, (loss * share, {number: derivatives})
+
+    @property
+    def _separate(self) -> bool:
+        """Whether each micro-batch has its own derivatives."""
+        return self.tangents.each == "micro" or self.tangents.perturb == "activations"
 
     def _finish(self, out: Tree, target: Tree) -> tuple[Tensor, Tensor]:
         """Return the loss and its directional derivative, per sample with perturbed activations."""
-        values, tangents = split_duals(out)
-        first = tensors_among(flatten(values)[0])[0]
-        samples = first.new_zeros(first.shape[0] if self.tangents.perturb == "activations" else ())
-        if not self._share:
-            return first.new_zeros(()), samples
-        if self.tangents.perturb == "weights":
-            loss, d = unpack_dual(self._loss(out, target))
-            if d is None and any(o is not None for o in tangents):
-                raise ValueError(NO_GRAPH)
-            return loss, torch.zeros_like(loss) if d is None else d
-        leaves, shape = flatten(values)
-        leaves = [v if o is None else v.detach().requires_grad_() for v, o in zip(leaves, tangents)]
-        loss = self._loss(unflatten(leaves, shape), target)
-        pairs = [(v, o) for v, o in zip(leaves, tangents) if o is not None]
-        found = torch.autograd.grad(loss, [v for v, _ in pairs], allow_unused=True) if pairs else ()
-        for g, (_, o) in zip(found, pairs):
-            samples = samples if g is None else samples + (g * o).flatten(1).sum(1)
-        return loss.detach(), samples
+        per_sample = self.tangents.perturb == "activations"
+        if not self._has_loss:
+            return no_loss(out, per_sample=per_sample)
+        found = loss_and_derivatives if per_sample else loss_and_derivative
+        return found(lambda out: self._loss(out, target), out)
 
     def learn(self, batch: int, derivatives: Derivatives) -> None:
         """Set the directional derivatives of a batch for the next update."""
-        self._learns = self._batches.pop(batch), to_device(derivatives, self.device)
+        moved = {number: d.to(self.device) for number, d in derivatives.items() if d.device != self.device}
+        self._learns = self._batches.pop(batch), derivatives | moved if moved else derivatives
 
     def derivatives(self, batch: int) -> Derivatives:
         """Return the directional derivatives of the next update; the last stage computes them from its results."""
@@ -182,25 +211,29 @@ class ForwardStage(DualStage):
         return self._learns[1]
 
     def _derivatives(self, results: list[MicroResult]) -> Derivatives:
-        self.losses.append((torch.stack([r.loss for r in results]).sum(0), sum(r.size for r in results)))
-        if self.tangents.each == "micro" or self.tangents.perturb == "activations":
-            return {self.first_micro_batch + r.micro: r.derivatives for r in results}
-        return {self.replica: torch.stack([r.derivatives for r in results]).sum(0)}
+        loss, size, derivatives = results[0]
+        if len(results) > 1:
+            loss, size = torch.stack([r.loss for r in results]).sum(0), sum(r.size for r in results)
+            derivatives = {number: d for r in results for number, d in r.derivatives.items()}
+            if not self._separate:
+                derivatives = {self.replica: torch.stack([r.derivatives[self.replica] for r in results]).sum(0)}
+        self.losses.append((loss, size))
+        return derivatives
 
     def contribution(self) -> tuple[Derivatives, list[int]]:
         """Return this replica's directional derivatives and used parameters."""
         assert self._learns is not None
         pending, derivatives = self._learns
-        return derivatives, sorted(pending.used)
+        return derivatives, sorted(pending.passed.used)
 
     def all_reduce(self, contributions: Sequence[tuple[Derivatives, list[int]]]) -> None:
         """Collect all derivatives; the update redraws the tangents of the other replicas."""
         assert self._learns is not None
-        pending, every = self._learns[0], {}
+        pending, every, used_by = self._learns[0], {}, {}
         for derivatives, used in contributions:
             every |= to_device(derivatives, self.device)
-            pending.used_by |= {number: set(used) for number in derivatives}
-        self._learns = pending, every
+            used_by |= {number: set(used) for number in derivatives}
+        self._learns = replace(pending, passed=replace(pending.passed, used_by=used_by)), every
 
     def norms(self) -> Tensor:
         """Return the norm of each weight's gradient, for global clipping."""
@@ -221,7 +254,12 @@ class ForwardStage(DualStage):
             gradients = self._gradients or self._all_gradients()
             self._apply(gradients, self.weights.live)
         else:
-            self._trickle()
+            assert self._learns is not None
+            pending, derivatives = self._learns
+            settings = pending.alphas, pending.passed
+            self.launch("update", self._learning, self._trickle, *settings, fed=(derivatives,))
+            self._stepped()
+            self.version += 1
         self._gradients, self._learns = [], None
 
     def _needs_all(self) -> bool:
@@ -233,32 +271,30 @@ class ForwardStage(DualStage):
         return bool(self.corrections) or clips or perturbs or not elementwise
 
     @torch.no_grad()
-    def _trickle(self) -> None:
-        assert self._learns is not None
+    def _trickle(self, unit: Unit, alphas: Sequence[float], passed: Passed, derivatives: Derivatives) -> None:
+        pending = PendingBatch(self.first_batch + unit[0], alphas, passed)
         held, largest = 0, max((p.numel() for p in self.weights.live), default=0)
         for index, weight in enumerate(self._directions.parameters):
-            weight.grad = self._directions.gradient(*self._learns, index)
+            weight.grad = self._directions.gradient(pending, derivatives, index)
             held += 0 if weight.grad is None else weight.numel()
             if held >= largest:
                 self._step()
                 held = 0
         self._step()  # even without gradients left, so that the optimizer counts the step
-        self._stepped()
-        self.version += 1
 
-    @torch.no_grad()
     def _all_gradients(self) -> Gradients:
         assert self._learns is not None
-        of_activations = self._directions.activation_gradients(*self._learns)
+        pending, derivatives = self._learns
+        unit, settings = (pending.batch - self.first_batch, 0), (pending.alphas, pending.passed)
+        return self.launch("gradient", unit, self._gradients_of, *settings, fed=(derivatives,))
+
+    @torch.no_grad()
+    def _gradients_of(self, unit: Unit, alphas: Sequence[float], passed: Passed, derivatives: Derivatives) -> Gradients:
+        pending = PendingBatch(self.first_batch + unit[0], alphas, passed)
+        of_activations = self._directions.activation_gradients(pending, derivatives)
         of_weights = (
-            (i, self._directions.gradient(*self._learns, i))
+            (i, self._directions.gradient(pending, derivatives, i))
             for i, p in enumerate(self._directions.parameters)
             if p.requires_grad
         )
         return [add(g, of_activations.get(i)) for i, g in of_weights]
-
-
-def parameter_names(blueprint: Blueprint) -> list[tuple[str, ...]]:
-    """Return each parameter's names: in the stage, with the stage's number, in the whole network."""
-    own = [name for name, _ in blueprint.module.named_parameters()]
-    return [(name, f"{blueprint.index}.{name}", *([full] if full else [])) for name, full in zip(own, blueprint.names)]

@@ -11,6 +11,7 @@ from freewheel.stage import Blueprint, Stage
 
 if TYPE_CHECKING:
     from freewheel.methods import Pipeline
+    from freewheel.plan import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Chain(Credit):
                 f"micro={pipeline.micro}: micro-batches need zero delays, not delays={tuple(pipeline.delays)}"
             )
 
-    def check_captured(self) -> None:
+    def check_captured(self, schedule: Schedule) -> None:
         """Accept."""
 
     def build(self, blueprint: Blueprint) -> Stage:

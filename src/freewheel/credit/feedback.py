@@ -30,7 +30,7 @@ from freewheel.credit._credit import Credit
 from freewheel.credit._graph import Cotangents, Graph
 from freewheel.feedback import FeedbackOptions, FeedbackWeights, detached_inputs
 from freewheel.feedback._numbering import StageLayers, number_stacked_layers
-from freewheel.plan import GRADIENT, Message, Op, Unit
+from freewheel.plan import GRADIENT, Message, Op, Schedule, Unit
 from freewheel.stage import (
     Blueprint,
     Shape,
@@ -98,7 +98,7 @@ class Feedback(FeedbackOptions, Credit):
         if pipeline.micro > 1:
             raise ValueError(f"micro={pipeline.micro}: credit='feedback' has no micro-batches; leave it out")
 
-    def check_captured(self) -> None:
+    def check_captured(self, schedule: Schedule) -> None:
         """Accept."""
 
     def bind(self, modules: Sequence[nn.Module]) -> Feedback:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from freewheel._compare import far_apart
 from freewheel.credit._credit import Credit
-from freewheel.credit._forward_stage import DERIVATIVE, ForwardStage, parameter_names
+from freewheel.credit._forward_stage import DERIVATIVE, ForwardStage
+from freewheel.credit._parameters import parameter_names
 from freewheel.plan import Action, Message, Op, Schedule, forward_only
 from freewheel.stage import Blueprint, Stage, recurrent_layers
 from freewheel.tangents import TangentOptions, check_patterns
@@ -89,6 +90,18 @@ class Forward(TangentOptions, Credit):
             raise ValueError(
                 f"steps={pipeline.micro} with replicas={replicas}: sequences are split along time or sharded over "
                 "replicas, not both; leave one out"
+            )
+
+    def check_captured(self, schedule: Schedule) -> None:
+        """Reject sequences split along time, and perturbations that are drawn on the CPU."""
+        if schedule.along:
+            raise ValueError(
+                f"steps={schedule.micro} with runtime='graph': a state is carried from step to step; use 'threads'"
+            )
+        if self.draws_on_cpu and self.perturb == "activations":
+            raise ValueError(
+                f"distribution={self.distribution!r} with runtime='graph': it is drawn on the CPU; use 'gaussian', or "
+                "runtime='threads'"
             )
 
     def check_epochs(self, stages: Sequence[Stage], epochs: range) -> None:

@@ -26,7 +26,7 @@ from freewheel.credit._credit import Credit
 from freewheel.credit._graph import Graph, StoredInput
 from freewheel.credit._heads import Head, HeadOptions, OwnHead, forms
 from freewheel.credit._shapes import Kind, network_outputs
-from freewheel.plan import Message, Unit
+from freewheel.plan import Message, Schedule, Unit
 from freewheel.stage import (
     Blueprint,
     Shape,
@@ -75,7 +75,7 @@ class Local(HeadOptions, Credit):
         """Reject delays and micro-batches."""
         check_immediate(self.name, pipeline)
 
-    def check_captured(self) -> None:
+    def check_captured(self, schedule: Schedule) -> None:
         """Reject a replay buffer, from which every batch takes another input."""
         if self.replay:
             raise ValueError(f"replay={self.replay} with runtime='graph': use runtime='threads'")

@@ -14,21 +14,20 @@ runtimes call for every batch, so that it computes the same bits.
 
 from __future__ import annotations
 
-import gc
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch._functorch import config as compiling
 
-from freewheel._seeds import seed_of
 from freewheel._trees import tensors_of
 from freewheel.plan import Unit
-from freewheel.runtime._fixed import StepSizes, fingerprint_of, may_capture_updates
+from freewheel.runtime._drawn import Generators, Key, KeyRecorder, MismatchError
+from freewheel.runtime._fixed import StepSizes, fingerprint_of, has_state, may_capture_updates
 from freewheel.runtime._places import FixedTree, Form, Recorded, forms_of, is_dense
+from freewheel.runtime._recording import recording
 from freewheel.stage import Launcher, SeededDraws, Stage, scratch_buffers
 
 T = TypeVar("T")
@@ -44,7 +43,7 @@ class CapturedCall:
         graph: torch.cuda.CUDAGraph,
         arguments: Sequence[Any],
         fed: Sequence[FixedTree],
-        generators: Sequence[torch.Generator],
+        generators: Generators,
         sizes: StepSizes | None,
         result: Any,
     ) -> None:
@@ -70,9 +69,7 @@ class CapturedCall:
     def replay(self, stage: Stage, unit: Unit) -> Any:
         """Compute it, with the random numbers of a unit."""
         if self._generators:
-            seed = seed_of(*stage.key_of(unit))
-            for generator in self._generators:
-                generator.manual_seed(seed)
+            self._generators.seed(stage, unit)
         if self._sizes is not None:
             self._sizes.fill()
         self._graph.replay()
@@ -101,11 +98,11 @@ class CapturingLauncher(Launcher):
         self._calls: dict[tuple[str, int, int], list[CapturedCall]] = {}
         self._pools: dict[tuple[int, int], Any] = {}
         self._read: dict[tuple[int, int], torch.cuda.Event] = {}  # when a slot's input has been read for the last time
-        self._drawn: dict[tuple[str, tuple[Form, ...]], list[bool]] = {}  # which contexts of random numbers are used
+        self._drawn: dict[tuple[str, tuple[Form, ...]], list[Key]] = {}  # the random numbers of each function
         self._last: dict[int, tuple[Form, ...]] = {}  # of the batch before, by micro-batch
         self._updated = False
-        self._contexts: list[SeededDraws] = []
-        self._generators: Iterator[torch.Generator | None] | None = None
+        self._recorder: KeyRecorder | None = None  # while a function is called that may be captured
+        self._generators: Generators | None = None  # while one is captured
         self._sizes: StepSizes | None = None
 
     def check_unchanged(self) -> None:
@@ -135,20 +132,33 @@ class CapturingLauncher(Launcher):
                 self._last[unit[1]] = call.forms
                 self._fetched.record(self.stream)
                 self.caller.wait_event(self._fetched)
-        result = self._called(function, unit, arguments, fed) if call is None else call.replay(self._stage, unit)
-        if name == "backward" and not self._ordered:
+        result = self._called(name, unit, function, arguments, fed) if call is None else call.replay(self._stage, unit)
+        if not self._ordered:
             self._read.setdefault(place, torch.cuda.Event()).record(self.stream)
         return result
 
-    def _called(self, function: Callable[..., T], unit: Unit, arguments: Sequence[Any], fed: Sequence[Any]) -> T:
+    def _called(
+        self, name: str, unit: Unit, function: Callable[..., T], arguments: Sequence[Any], fed: Sequence[Any]
+    ) -> T:
         """Call a function as other runtimes do."""
-        result = function(unit, *arguments, *fed)
+        with self._recorded_keys((name, tuple(Form.of(tree) for tree in fed))):
+            result = function(unit, *arguments, *fed)
         if fed and self._stage.index == 0:
             for tensor in tensors_of(fed):
                 if tensor.is_cuda:
                     tensor.record_stream(self.stream)
             self.caller.wait_stream(self.stream)
         return result
+
+    @contextmanager
+    def _recorded_keys(self, kind: tuple[str, tuple[Form, ...]]) -> Iterator[None]:
+        """Record the random numbers that a function of this kind draws inside the context."""
+        self._recorder = KeyRecorder()
+        try:
+            yield
+            self._drawn[kind] = self._recorder.keys()
+        finally:
+            self._recorder = None
 
     def _captured(
         self, name: str, unit: Unit, function: Callable[..., T], arguments: Sequence[Any], fed: Sequence[Any]
@@ -158,7 +168,10 @@ class CapturingLauncher(Launcher):
         pays = self._may_capture(name, unit, arguments, fed)
         if pays:
             fixed = [FixedTree(tree, self._stage.device, recorded=tree in self.recorded) for tree in fed]
-            calls.append(self._capture(name, unit, function, arguments, fixed))
+            try:
+                calls.append(self._capture(name, unit, function, arguments, fixed))
+            except MismatchError:  # an update: the optimizer makes a state first, or other tangents are drawn
+                pays = False
             self.caller.wait_stream(self.stream)
         self._updated = self._updated or name == "update"
         if name == "forward":
@@ -170,7 +183,7 @@ class CapturingLauncher(Launcher):
         if not all(a is None or type(a) in _PLAIN or a in self.recorded for a in arguments):
             return False
         if name == "update":  # the first one makes the state of the optimizer
-            dense = all(g is None or g.layout is torch.strided for g in arguments[0])
+            dense = all(t.layout is torch.strided for t in tensors_of(arguments))
             return self._updated and dense and may_capture_updates(self._stage)
         if not all(map(is_dense, tensors_of(fed))):
             return False
@@ -184,43 +197,61 @@ class CapturingLauncher(Launcher):
     def _capture(
         self, name: str, unit: Unit, function: Callable[..., Any], arguments: Sequence[Any], fixed: Sequence[FixedTree]
     ) -> CapturedCall:
-        place, kind = (unit[0] % self._slots, unit[1]), (name, forms_of(fixed))
-        if name != "update" and kind not in self._drawn:
-            self._drawn[kind] = self._warm_up(unit, function, arguments, fixed)
-        used = self._drawn.get(kind, [])
-        generators = [torch.Generator(self._stage.device) if each else None for each in used]
-        graph = torch.cuda.CUDAGraph()
-        for generator in generators:
-            if generator is not None:
-                graph.register_generator_state(generator)
-        self._sizes = StepSizes(self._stage) if name == "update" else None
-        self._generators = iter(generators)
-        pool = self._pools.setdefault(place, torch.cuda.graph_pool_handle())
+        kind = name, forms_of(fixed)
+        if name == "update":  # it cannot be called twice; how it was called before is known
+            return self._capture_once(kind, unit, function, arguments, fixed)
+        if kind not in self._drawn:
+            self._warm_up(kind, unit, function, arguments, fixed)
         try:
-            with _recording(graph, pool, f"the {name} of stages[{self._stage.index}]"):
+            return self._capture_once(kind, unit, function, arguments, fixed)
+        except MismatchError:  # the second call draws less than the first, which has found out what is used twice
+            self._warm_up(kind, unit, function, arguments, fixed)
+            return self._capture_once(kind, unit, function, arguments, fixed)
+
+    def _capture_once(
+        self,
+        kind: tuple[str, tuple[Form, ...]],
+        unit: Unit,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        fixed: Sequence[FixedTree],
+    ) -> CapturedCall:
+        graph, name = torch.cuda.CUDAGraph(), kind[0]
+        self._generators = generators = Generators(self._drawn.get(kind, ()), graph, self._stage.device)
+        self._sizes = StepSizes(self._stage) if name == "update" else None
+        pool = self._pools.setdefault((unit[0] % self._slots, unit[1]), torch.cuda.graph_pool_handle())
+        try:
+            with recording(graph, pool, f"the {name} of stages[{self._stage.index}]"):
                 result = function(unit, *arguments, *(each.tree for each in fixed))
         finally:
-            self._generators = None
-        sizes, self._sizes = self._sizes, None
+            sizes, self._sizes, self._generators = self._sizes, None, None
         self.recorded.add(result)
-        return CapturedCall(graph, arguments, fixed, [g for g in generators if g is not None], sizes, result)
+        return CapturedCall(graph, arguments, fixed, generators, sizes, result)
 
     def _warm_up(
-        self, unit: Unit, function: Callable[..., Any], arguments: Sequence[Any], fixed: Sequence[FixedTree]
-    ) -> list[bool]:
-        """Call a function before it is captured; return which contexts of random numbers it has used.
+        self,
+        kind: tuple[str, tuple[Form, ...]],
+        unit: Unit,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        fixed: Sequence[FixedTree],
+    ) -> None:
+        """Call a function before it is captured, to find out which random numbers it draws.
 
         Libraries are loaded by the first call, and what the stage detects in its first batch is known after it.
         """
-        before, self._contexts, self.warms_up = fingerprint_of(self._stage), [], True
+        before, self.warms_up = fingerprint_of(self._stage), True
         try:
             # The function is called again: a compiled backward may not reuse the memory of what was saved for it.
-            with scratch_buffers(self._stage.module), compiling.patch(donated_buffer=False):
+            with (
+                scratch_buffers(self._stage.module),
+                compiling.patch(donated_buffer=False),
+                self._recorded_keys(kind),
+            ):
                 function(unit, *arguments, *(each.tree for each in fixed))
         finally:
             self.warms_up = False
         before.check_repeatable(fingerprint_of(self._stage), self._stage.index)
-        return [draws.used for draws in self._contexts]
 
     def kept(self, tensor: Tensor) -> Tensor:
         """Return a copy: the next batch of the slot has its result in the same place."""
@@ -229,11 +260,19 @@ class CapturingLauncher(Launcher):
     def draws(self, *key: int) -> SeededDraws:
         """Return random numbers whose seed a replay can set."""
         if self._generators is not None:
-            return SeededDraws(*key, generator=next(self._generators, None))
+            return SeededDraws(*key, generator=self._generators.of_unit())
         draws = SeededDraws(*key)
-        if self.warms_up:
-            self._contexts.append(draws)
+        if self._recorder is not None:
+            self._recorder.add(draws)
         return draws
+
+    def seeded(self, generator: torch.Generator, key: tuple[int, ...]) -> torch.Generator:
+        """Return a generator whose seed a replay can set."""
+        if self._generators is not None:
+            return self._generators.of_key(key)
+        if self._recorder is not None:
+            self._recorder.add(key)
+        return super().seeded(generator, key)
 
     @contextmanager
     def sized(self, optimizer: torch.optim.Optimizer, scale: float) -> Iterator[None]:
@@ -242,32 +281,7 @@ class CapturingLauncher(Launcher):
             with super().sized(optimizer, scale):
                 yield
             return
+        if not has_state(optimizer):
+            raise MismatchError
         with self._sizes.on_device(scale):
             yield
-
-
-@contextmanager
-def _recording(graph: torch.cuda.CUDAGraph, pool: Any, what: str) -> Iterator[None]:
-    """Capture what is called inside the context, on the current stream."""
-    collects = gc.isenabled()
-    gc.disable()  # a graph that is collected in a capture would break it
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                yield
-            except BaseException:
-                with suppress(RuntimeError):
-                    graph.capture_end()
-                raise
-            graph.capture_end()
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(
-            f"{what} cannot be captured as a CUDA graph ({reason}): use runtime='threads', or leave out what makes the "
-            "CPU wait for the GPU or depends on values, such as item(), nonzero() or a mask as an index"
-        ) from error
-    finally:
-        if collects:
-            gc.enable()

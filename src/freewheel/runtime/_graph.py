@@ -44,7 +44,7 @@ class Graphs(Runtime):
         schedule = blueprints[0].options.schedule
         if schedule.replicas > 1:
             raise ValueError(f"runtime='graph' with replicas={schedule.replicas}: it has one replica; use 'processes'")
-        blueprints[0].options.credit.check_captured()
+        blueprints[0].options.credit.check_captured(schedule)
 
     def run(self, run: Run) -> Outcome:
         """Run to the end, or to the cut at which `on_cut` asks to stop."""
@@ -101,11 +101,14 @@ class Graphs(Runtime):
 def slots_of(schedule: Schedule) -> int:
     """Return how many batches need places in memory at once.
 
-    A stage forwards at most its delay beyond the batch that it learns from. Where it does not wait for gradients, a
-    place more for every stage lets the first run ahead of the last.
+    A stage forwards at most its delay beyond the batch that it learns from. Where it does not wait for gradients, the
+    next stage may be behind by what the queue holds, one batch that it has received, and one that it computes.
     """
-    ahead = 0 if schedule.waits_for_gradients else schedule.stages
-    return max(schedule.delays) + 1 + ahead
+    own = max(schedule.delays) + 1
+    if schedule.waits_for_gradients or schedule.stages == 1:
+        return own
+    behind = max(-(-activations // schedule.micro) for activations, _ in schedule.lengths())
+    return max(own, max(schedule.delays[1:]) + 2 + behind)
 
 
 def attach(run: Run) -> list[CapturingLauncher]:

@@ -123,7 +123,7 @@ def _dual_step(line: Line, example: Any, clock: Callable[[], Any]) -> list[Span]
     used: dict[int, fx.Node] = {}  # the first unit that used each parameter
 
     def note(unit: fx.Node, value: Any) -> None:
-        for index in drawn.used - used.keys():
+        for index in drawn.passed.used - used.keys():
             used[index] = unit
 
     with DualMode(TangentSource(directions, drawn, (0, 0)), {}):

@@ -13,7 +13,7 @@ from freewheel.stage._hooks import (
     check_no_module_hooks as check_no_module_hooks,
     check_not_compiled as check_not_compiled,
 )
-from freewheel.stage._launch import Launcher as Launcher
+from freewheel.stage._launch import Launcher as Launcher, seeded_by_key as seeded_by_key
 from freewheel.stage._loss import (
     has_weights as has_weights,
     loss_of as loss_of,

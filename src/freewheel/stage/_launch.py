@@ -13,11 +13,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from freewheel._seeds import seed_of
 from freewheel.plan import Unit
 from freewheel.stage._random import SeededDraws
 from freewheel.stage._state import scaled
 
 T = TypeVar("T")
+
+
+def seeded_by_key(generator: torch.Generator, key: tuple[int, ...]) -> torch.Generator:
+    """Seed a generator with a key."""
+    return generator.manual_seed(seed_of(*key))
 
 
 class Launcher:
@@ -44,6 +50,10 @@ class Launcher:
     def draws(self, *key: int) -> SeededDraws:
         """Return the random numbers of a key."""
         return SeededDraws(*key)
+
+    def seeded(self, generator: torch.Generator, key: tuple[int, ...]) -> torch.Generator:
+        """Seed a generator with a key: the run's seed, the stage, the batch, and more."""
+        return seeded_by_key(generator, key)
 
     def sized(self, optimizer: torch.optim.Optimizer, scale: float) -> AbstractContextManager[None]:
         """Scale the step size of an optimizer inside the context."""

@@ -10,8 +10,10 @@ from freewheel.tangents._compiled_pass import (
 from freewheel.tangents._directions import (
     Derivatives as Derivatives,
     Directions as Directions,
+    Passed as Passed,
     PendingBatch as PendingBatch,
     TangentKey as TangentKey,
+    Tangents as Tangents,
     TangentSource as TangentSource,
 )
 from freewheel.tangents._draw import Drawer as Drawer

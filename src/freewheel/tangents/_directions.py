@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from freewheel._errors import of_type
-from freewheel.stage import described
+from freewheel.stage import described, seeded_by_key
 from freewheel.tangents._activations import Perturbation, gradients
-from freewheel.tangents._draw import Drawer
+from freewheel.tangents._draw import Drawer, Seeded
 from freewheel.tangents._options import TangentOptions
 from freewheel.tangents._scale import alphas
 from freewheel.tangents.distributions import find_distribution
@@ -21,41 +21,54 @@ from freewheel.tangents.distributions import find_distribution
 # By micro-batch, numbered across replicas: a number per tangent, or per tangent and sample. If micro-batches share
 # tangents and only weights are perturbed, their sum is stored under the replica's number instead.
 Derivatives = dict[int, Tensor]
+Tangents = dict["TangentKey", dict[int, Tensor]]  # by parameter
 TangentKey = tuple[int, int]  # micro-batch (or the replica, if micro-batches share tangents), number of the tangent
 
 
 @dataclass
-class PendingBatch:
-    """The state of a batch until its derivative is known; almost nothing with checkpointed tangents."""
+class Passed:
+    """What the passes of a batch have left for its update; almost nothing with checkpointed tangents."""
 
-    batch: int
-    alphas: list[float]  # of each parameter
     used: set[int] = field(default_factory=set)  # parameters
-    tangents: dict[TangentKey, dict[int, Tensor]] = field(default_factory=dict)  # by parameter
+    tangents: Tangents = field(default_factory=dict)
     perturbations: dict[TangentKey, list[Perturbation]] = field(default_factory=dict)  # always by micro-batch
     used_by: dict[int, set[int]] = field(default_factory=dict)  # with replicas: the parameters used by each
 
-    @property
-    def frozen(self) -> bool:
-        """Whether no parameter is perturbed."""
-        return not any(self.alphas)
+    def copy(self) -> Passed:
+        """Return a copy, to which another pass may add."""
+        tangents = {key: dict(each) for key, each in self.tangents.items()}
+        return Passed(set(self.used), tangents, dict(self.perturbations), dict(self.used_by))
 
     def encode(self) -> tuple[Any, ...]:
         """Convert to plain containers."""
         perturbations = {key: [tuple(each) for each in found] for key, found in self.perturbations.items()}
-        return self.batch, self.alphas, sorted(self.used), self.tangents, perturbations
+        return sorted(self.used), self.tangents, perturbations
 
     @classmethod
-    def decode(cls, encoded: tuple[Any, ...]) -> PendingBatch:
+    def decode(cls, encoded: tuple[Any, ...]) -> Passed:
         """Invert `encode`."""
-        batch, alphas, used, tangents, perturbations = encoded
+        used, tangents, perturbations = encoded
 
         def decoded(fields: tuple[Any, ...]) -> Perturbation:
             each = Perturbation(*fields)
             return each._replace(shape=torch.Size(each.shape), version=each.x._version)
 
         found = {key: [decoded(fields) for fields in each] for key, each in perturbations.items()}
-        return cls(batch, alphas, set(used), tangents, found)
+        return cls(set(used), tangents, found)
+
+
+@dataclass
+class PendingBatch:
+    """A batch whose derivative is not known yet."""
+
+    batch: int
+    alphas: Sequence[float]  # of each parameter; the same object for all batches with the same scale
+    passed: Passed = field(default_factory=Passed)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether no parameter is perturbed."""
+        return not any(self.alphas)
 
 
 class Directions:
@@ -69,6 +82,7 @@ class Directions:
         padding: The untrained row of an embedding, its padding, by the parameter's id.
         device: The stage's device.
         per_micro_batch: Whether each micro-batch has its own tangents.
+        seeded: Seeds a generator with a key, whose third number is that of the batch.
     """
 
     def __init__(
@@ -81,6 +95,7 @@ class Directions:
         device: torch.device,
         *,
         per_micro_batch: bool = False,
+        seeded: Seeded = seeded_by_key,
     ) -> None:
         self.tangents, self._key, self._per_micro_batch = tangents, key, per_micro_batch
         self.names = [names for names, _ in named]
@@ -88,20 +103,26 @@ class Directions:
         self._groups = [groups.get(id(p), 0.0) if p.requires_grad else 0.0 for p in self.parameters]
         self._index = {id(p): i for i, p in enumerate(self.parameters) if p.requires_grad}
         self._padding = {i: padding[id(p)] for i, p in enumerate(self.parameters) if id(p) in padding}
-        self._drawer = Drawer(find_distribution(tangents.distribution), device)
-        self._scale: tuple[int, list[float]] | None = None  # epoch, and α of each parameter in it
+        self._drawer = Drawer(find_distribution(tangents.distribution), device, seeded)
+        self._scale: tuple[int, Sequence[float]] | None = None  # epoch, and α of each parameter in it
+        self._scales: dict[tuple[float, ...], Sequence[float]] = {}  # all that there were
         self.repeated: set[int] = set()  # parameters used more than once in a pass: drawn once, then cached
 
-    def start(self, batch: int, epoch: int) -> PendingBatch:
-        """Start a batch with its scale, and its tangents if the user provides them."""
+    def start(self, batch: int, epoch: int) -> tuple[PendingBatch, Tangents]:
+        """Start a batch with its scale; return it, and its tangents if the user provides them."""
         if self._scale is None or self._scale[0] != epoch:
             found = alphas(self.tangents.scale, epoch, self.names, self._groups)
-            self._scale = epoch, [a if p.requires_grad else 0.0 for a, p in zip(found, self.parameters)]
+            self._scale = epoch, self._known([a if p.requires_grad else 0.0 for a, p in zip(found, self.parameters)])
         pending = PendingBatch(batch, self._scale[1])
-        if self.tangents.direction is not None:
-            pending.tangents[0, 0] = self._user_tangents(pending)
-            pending.alphas = [a if i in pending.tangents[0, 0] else 0.0 for i, a in enumerate(pending.alphas)]
-        return pending
+        if self.tangents.direction is None:
+            return pending, {}
+        given = self._user_tangents(pending)
+        pending.alphas = self._known([a if i in given else 0.0 for i, a in enumerate(pending.alphas)])
+        return pending, {(0, 0): given}
+
+    def _known(self, scale: Sequence[float]) -> Sequence[float]:
+        """Return the same object for equal scales."""
+        return self._scales.setdefault(tuple(scale), scale)
 
     def _user_tangents(self, pending: PendingBatch) -> dict[int, Tensor]:
         """Return the user's tangents, checked, by parameter."""
@@ -136,6 +157,11 @@ class Directions:
         alpha = pending.alphas[index]
         return u.mul_(alpha) if alpha != 1 else u
 
+    def draw_all(self, pending: PendingBatch, keys: Sequence[TangentKey]) -> Tangents:
+        """Draw the tangents of all parameters ahead of the passes."""
+        trained = [i for i, alpha in enumerate(pending.alphas) if alpha]
+        return {key: {i: self.draw(pending, key, i) for i in trained} for key in keys}
+
     def draw_perturbation(self, pending: PendingBatch, key: TangentKey, perturbation: Perturbation) -> Tensor:
         """Draw the perturbation of a layer's output, before scaling."""
         like = perturbation.x.new_empty(()).expand(perturbation.shape)
@@ -148,14 +174,14 @@ class Directions:
     def gradient(self, pending: PendingBatch, derivatives: Derivatives, index: int) -> Tensor | None:
         """Return the mean of d·u over the tangents of a parameter; None if it was not used."""
         count, out = self.tangents.tangents, None
-        separate = self._per_micro_batch or pending.used_by
+        separate = self._per_micro_batch or pending.passed.used_by
         groups = {j: {j: d} for j, d in derivatives.items()} if separate else {0: derivatives}
         for which, group in groups.items():
-            if index not in pending.used_by.get(which, pending.used):
+            if index not in pending.passed.used_by.get(which, pending.passed.used):
                 continue
             found = _summed(group)
             for p in range(count):
-                stored = pending.tangents.get((which, p), {}).get(index)
+                stored = pending.passed.tangents.get((which, p), {}).get(index)
                 u = self.draw(pending, (which, p), index) if stored is None else stored
                 d = (found[p] / count).to(u.dtype)
                 term = u.mul_(d) if stored is None else u * d
@@ -168,10 +194,10 @@ class Directions:
         In a sequence split along time, a perturbation that persists in a recurrent state uses the derivatives of its
         own and all later micro-batches, any other only its own.
         """
-        persistent = any(each.persists for found in pending.perturbations.values() for each in found)
+        persistent = any(each.persists for found in pending.passed.perturbations.values() for each in found)
         later = _suffix_sums(derivatives) if persistent else {}
         out: dict[int, Tensor] = {}
-        for key, perturbations in pending.perturbations.items():
+        for key, perturbations in pending.passed.perturbations.items():
             micro, p = key
             for each in perturbations:
                 alpha = self.activation_alpha(pending, each.weight, each.bias)
@@ -208,8 +234,8 @@ class TangentSource:
     def __init__(self, directions: Directions, pending: PendingBatch, key: TangentKey) -> None:
         self._directions, self._pending, self._tangent_key = directions, pending, key
         tangents = directions.tangents
-        self._stores = not tangents.checkpoint or tangents.direction is not None
-        self._cache: dict[int, Tensor] = pending.tangents.setdefault(key, {}) if self._stores else {}
+        self._stores = not tangents.checkpoint or key in pending.passed.tangents
+        self._cache: dict[int, Tensor] = pending.passed.tangents.setdefault(key, {}) if self._stores else {}
         self._seen: set[int] = set()
         self.index_of = directions.index_of
 
@@ -217,7 +243,7 @@ class TangentSource:
         """Return the tangent of a parameter, None if it is not perturbed."""
         if not self._pending.alphas[index]:
             return None
-        self._pending.used.add(index)
+        self._pending.passed.used.add(index)
         if index in self._cache:
             return self._cache[index]
         u = self._directions.draw(self._pending, self._tangent_key, index)

@@ -58,3 +58,8 @@ class TangentOptions:
         for name, value, plain in (("tangents", self.tangents, 1), ("perturb", self.perturb, "weights")):
             if value != plain:
                 raise ValueError(f"{name}={value!r} with a direction: it has one tangent per weight; use {plain!r}")
+
+    @property
+    def draws_on_cpu(self) -> bool:
+        """Whether tangents are drawn on the CPU, for every device."""
+        return find_distribution(self.distribution).on_cpu

@@ -1,0 +1,38 @@
+"""Recording of a CUDA graph."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph, pool: Any, what: str) -> Iterator[None]:
+    """Capture what is called inside the context, on the current stream."""
+    collects = gc.isenabled()
+    gc.disable()  # a graph that is collected in a capture would break it
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                yield
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"{what} cannot be captured as a CUDA graph ({reason}): use runtime='threads', or leave out what makes the "
+            "CPU wait for the GPU or depends on values, such as item(), nonzero() or a mask as an index"
+        ) from error
+    finally:
+        if collects:
+            gc.enable()
