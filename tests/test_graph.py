@@ -160,8 +160,10 @@ def test_a_second_fit_begins_anew(row):
 
 @needs_cuda
 def test_a_module_of_the_user_that_changes_during_a_fit_is_refused():
-    stages = [stage.cuda() for stage in network(3)]
-    stages[1].scale = 1.0
+    class Own(nn.Sequential):
+        scale = 1.0
+
+    stages = [Own(stage).cuda() for stage in network(3)]
     with pytest.raises(ValueError, match=r"scale of module '' of stages\[1\] has changed during a fit"):
         trainer(stages, "fdg", runtime="graph").fit(
             batches(5), epochs=3, callbacks=[lambda end: setattr(stages[1], "scale", 2.0)]
@@ -236,7 +238,7 @@ def test_what_it_does_not_take_is_refused_by_name(row):
         fw.AsyncFGD(scale=lambda epoch: {"*.bias": 0.1 * epoch, "*": 0.2}),
         fw.AsyncFGD(scale=0.1, direction=lambda batch, stage, named: {n: w.cos() + batch for n, w in named.items()}),
         fw.AsyncFGD(scale=0.1, tangents=3, distribution="rademacher"),
-        fw.Pipeline(credit=fw.Forward(scale=0.1, each="micro"), micro=2),
+        fw.Pipeline(credit=fw.Forward(scale=0.1, each="micro"), delays=(2, 1, 0), micro=2),
         fw.FGDSync(scale=0.1, micro=2, checkpoint=False),
     ],
     ids=["scale", "direction", "rademacher", "each", "kept"],

@@ -6,6 +6,7 @@ the stages beside each other. See `CapturingLauncher` for the graphs.
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -113,6 +114,7 @@ def slots_of(schedule: Schedule) -> int:
 
 def attach(run: Run) -> list[CapturingLauncher]:
     """Give every stage a launcher for this run: graphs refer to memory that a stage frees at its end."""
+    gc.collect()  # autograd's nodes of earlier runs, which would go on with the streams of these
     recorded, slots = Recorded(), slots_of(run.schedule)
     made = [CapturingLauncher(stage, slots, recorded) for stage in run.stages]
     for stage, launcher, following in zip(run.stages, made, [*made[1:], None]):
