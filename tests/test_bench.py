@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 from freewheel.bench import _contenders as contenders, _speed
 from freewheel.bench._network import network, stages_of
+from freewheel.bench._pipelining import SCHEDULES, pipelining_runs
 from freewheel.bench._team import Team, make_batches
+from spread import exhaustive
 
 CUT = (30, 50)
 
@@ -33,6 +38,37 @@ def test_every_contender_of_one_process_trains():
     for make in (contenders.freewheel_runs, contenders.pytorch_runs):
         for name, turn in make(2, CUT, 0, 0).items():
             assert turn(batches) > 0, name
+
+
+def gradients_checked(batch_size, cut, rank, port):
+    """For each schedule, a turn that returns how far its gradients are from those of plain PyTorch."""
+
+    def distance(scheduled, micro, batches):
+        x, target = batches[0]
+        scheduled.backward(x, target)
+        scheduled.modules.zero_grad()
+        scheduled.backward(x, target)  # what is prepared in the first step is used again
+        model = network()
+        for part, wanted in zip(x.chunk(micro), target.chunk(micro)):
+            (F.cross_entropy(model(part), wanted) / micro).backward()
+        plain = {name: p.grad for name, p in model.named_parameters()}
+        found = {n: p.grad for m in scheduled.modules for n, p in m.stage.named_parameters()}
+        assert found
+        return max(float((found[name] - plain[name]).norm() / plain[name].norm()) for name in found)
+
+    made = pipelining_runs(batch_size, cut, rank, port)
+    return {name: partial(distance, turn, int(name.rpartition("=")[2])) for name, turn in made.items()}
+
+
+@exhaustive
+def test_every_schedule_of_torch_computes_the_gradient():
+    team = Team("torch pipelining", gradients_checked, ranks=2)
+    try:
+        names = team.prepare(8, CUT, 1)
+        assert {name.rpartition(",")[0] for name in names} == set(SCHEDULES)
+        assert {name: team.turn(name, 1) for name in names if team.turn(name, 1) > 1e-4} == {}
+    finally:
+        team.stop()
 
 
 def test_the_cut_network_is_the_whole_network():

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from freewheel._cores import cores, intra_op_threads
 from freewheel.bench._network import OPTIMIZER, Cut, network, stages_of
@@ -21,7 +18,6 @@ from freewheel.methods import Method
 from freewheel.trainer import Trainer
 
 ASYNCHRONOUS = ("pipedream", "fdg")
-MICRO = (2, 4, 8)
 BY_HAND = "bp, by hand"
 EDGE = 4  # the fewest batches to fill and to drain a pipeline; they are not timed
 
@@ -105,49 +101,3 @@ def _by_hand(cut: Cut) -> Turn:
             optimizer.zero_grad()
 
     return timed_steps(step)
-
-
-def pipelining_runs(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
-    """torch.distributed.pipelining over gloo, one rank per stage, for every number of micro-batches that fits."""
-    if not dist.is_initialized():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    schedules = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
-    return {
-        f"{name}, M={micro}": _schedule(schedule, micro, cut, rank)
-        for name, schedule in schedules.items()
-        for micro in MICRO
-        if micro <= batch_size
-    }
-
-
-class _Unpacked(nn.Module):
-    """A stage that takes the values at the boundary as separate arguments, as torch passes them."""
-
-    def __init__(self, stage: nn.Module) -> None:
-        super().__init__()
-        self.stage = stage
-
-    def forward(self, *values: Tensor) -> Any:
-        """The stage's output."""
-        return self.stage(values[0] if len(values) == 1 else values)
-
-
-def _schedule(schedule: Any, micro: int, cut: Cut, rank: int) -> Turn:
-    module = _Unpacked(stages_of(cut)[rank])
-    runner = schedule(PipelineStage(module, rank, 2, torch.device("cpu")), micro, loss_fn=F.cross_entropy)
-    optimizer = OPTIMIZER(module.parameters())
-
-    def turn(batches: Batches) -> float:
-        dist.barrier()
-        started = time.perf_counter()
-        for x, target in batches:
-            optimizer.zero_grad()
-            if rank == 0:
-                runner.step(x)
-            else:
-                runner.step(target=target)
-            optimizer.step()
-        return time.perf_counter() - started
-
-    return turn

@@ -18,6 +18,7 @@ from freewheel._cores import cores
 from freewheel.bench import _contenders as contenders
 from freewheel.bench._machine import machine
 from freewheel.bench._network import SHAPE, Cut, network
+from freewheel.bench._pipelining import pipelining_runs
 from freewheel.bench._team import Team
 from freewheel.split import split
 
@@ -50,7 +51,7 @@ def speed(
     teams = [
         Team("freewheel", contenders.freewheel_runs),
         Team("PyTorch", contenders.pytorch_runs),
-        Team("torch pipelining", contenders.pipelining_runs, ranks=2),
+        Team("torch pipelining", pipelining_runs, ranks=2),
     ]
     return run_teams(teams, batch_sizes, repeats, seconds, log, _compare)
 
