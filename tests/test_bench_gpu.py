@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from command_line import freewheel
 from freewheel.bench import _gpu, _gpu_contender, _gpu_ours, _gpu_process
@@ -16,7 +18,9 @@ from freewheel.bench._gpu_contender import build, build_network, make_batches
 from freewheel.bench._gpu_ours import Training, freewheel_makers
 from freewheel.bench._gpu_process import Failed, Team
 from freewheel.bench._gpu_torch import PEERS, pytorch_makers
+from freewheel.bench._jax_net import NETS, make_loss, make_state
 from spread import exhaustive
+from vision import declare_operators
 
 TINY = Case(
     name="tiny",
@@ -223,3 +227,42 @@ def test_in_processes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_gpu, "CASES", (TINY,))
     result = _gpu.gpu(device="cpu", repeats=1, log=lambda _: None)
     assert [row["error"] for row in result["cases"][0]["rows"]] == [None] * 5
+
+
+def as_jax(jax, model: nn.Sequential, projects: bool):
+    """The weights of a network of ours in the form that `make_loss` takes."""
+
+    def array(tensor):
+        return jax.numpy.asarray(tensor.detach().numpy())
+
+    def unit(conv, norm):
+        return {"conv": array(conv.weight.permute(2, 3, 1, 0)), "w": array(norm.weight), "b": array(norm.bias)}
+
+    def block(each):
+        projection = [unit(*each.downsample)] if projects and each.downsample else []
+        return unit(each.conv1, each.bn1), unit(each.conv2, each.bn2), *projection
+
+    layers = dict(model.named_children())
+    groups = [[block(each) for each in layer] for name, layer in layers.items() if name.startswith("layer")]
+    fc = {"w": array(layers["fc"].weight.T), "b": array(layers["fc"].bias)}
+    return {"stem": unit(layers["conv1"], layers["bn1"]), "groups": groups, "fc": fc}
+
+
+@exhaustive
+@pytest.mark.parametrize("name", list(NETS))
+def test_networks_in_jax_are_the_same(name: str):
+    jax = pytest.importorskip("jax")
+    declare_operators()
+    case = Case(name="one", net=name, batch=16, ours=())
+    model, (x, y) = build_network(case, "cpu").net, make_batches(case, "cpu")[0]
+    weights = as_jax(jax, model, projects=name.startswith("torchvision"))
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    images, classes = jax.numpy.asarray(x.permute(0, 2, 3, 1).numpy()), jax.numpy.asarray(y.numpy())
+    function = make_loss(jax, NETS[name])
+    (found, _), gradient = jax.value_and_grad(function, has_aux=True)(weights, images, classes)
+    assert float(found) == pytest.approx(loss.item(), rel=1e-4)
+    wanted = model.conv1.weight.grad.permute(2, 3, 1, 0)
+    there = torch.from_numpy(numpy.array(gradient["stem"]["conv"]))
+    assert (there - wanted).norm() < 0.01 * wanted.norm()
+    assert jax.tree.structure(make_state(jax, NETS[name])[0]) == jax.tree.structure(weights)

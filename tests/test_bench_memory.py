@@ -11,14 +11,17 @@ import torch
 from torch import nn
 
 from command_line import freewheel
+from freewheel import models
 from freewheel.bench import _memory, _memory_contenders
 from freewheel.bench._memory_accountant import changes, peak_extra, peak_resident
-from freewheel.bench._memory_contenders import CONTENDERS, make_contender
+from freewheel.bench._memory_contenders import CONTENDERS, contenders_on, make_contender
 from freewheel.bench._memory_nets import CLASSES, Net, loss
 from freewheel.bench._memory_picture import STYLES
-from freewheel.bench._memory_process import Template
+from freewheel.bench._memory_process import Template, measure
 from spread import exhaustive, rarely
+from vision import declare_operators
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 FLOAT = 4
 TINY = (
     _memory.Sweep(
@@ -179,6 +182,25 @@ def test_stages_are_the_whole_network(net: Net):
     assert loss(whole(x), target).dim() == 0
 
 
+def test_the_layers_of_resnet18_are_the_network():
+    declare_operators()
+    pytest.importorskip("torchvision")
+    net = Net(kind="resnet18", depth=9, width=64, batch=1)
+    layers = net.layers()
+    assert len(layers) == net.depth
+    torch.manual_seed(0)
+    whole = models.build("torchvision/resnet18").eval()
+    x, _ = net.data(1)
+    assert torch.equal(nn.Sequential(*layers).eval()(x), whole(x))
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", list(contenders_on("cuda")))
+def test_every_contender_on_a_gpu(name: str):
+    for net in ANY[:2]:
+        assert measure(name, net, "cuda")["extra"] > 0
+
+
 # ---- the command ----
 
 
@@ -201,7 +223,7 @@ def test_the_command(tmp_path, monkeypatch: pytest.MonkeyPatch):
     assert "fc-depth, 3 layers: 6 contenders" in result.output
     assert "AsyncFGD, tangents kept" in result.output
     assert (tmp_path / "m.svg").stat().st_size > 0
-    assert list(STYLES) == list(CONTENDERS)
+    assert list(STYLES) == list(contenders_on("cuda"))
 
 
 def test_an_interrupt_leaves_what_was_measured(tmp_path, monkeypatch: pytest.MonkeyPatch):

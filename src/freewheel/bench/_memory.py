@@ -15,7 +15,7 @@ import torch
 
 from freewheel._errors import one_of
 from freewheel.bench._machine import machine
-from freewheel.bench._memory_contenders import CONTENDERS
+from freewheel.bench._memory_contenders import contenders_on
 from freewheel.bench._memory_nets import Net
 from freewheel.bench._memory_process import Template
 
@@ -24,6 +24,7 @@ EXPECTED = (  # a ratio: contender, sweep and value of both sides, and the large
     ("32 fully connected layers, AsyncFGD to BP", ("AsyncFGD", "fc-depth", 32), ("BP", "fc-depth", 32), 1 / 3),
     ("16 convolutions, AsyncFGD to BP", ("AsyncFGD", "conv-depth", 16), ("BP", "conv-depth", 16), 1 / 3),
     ("AsyncFGD, 64 fully connected layers to 8", ("AsyncFGD", "fc-depth", 64), ("AsyncFGD", "fc-depth", 8), 1.05),
+    ("ResNet-18, batches of 64, FGD to BP", ("FGD", "resnet18-batch", 64), ("BP", "resnet18-batch", 64), 0.3),
 )
 
 
@@ -37,6 +38,7 @@ class Sweep:
     unit: str
     values: tuple[int, ...]
     net: Net
+    large: bool = False  # for a GPU, unless it is asked for by name
 
     def nets(self) -> list[Net]:
         """The networks, one per value."""
@@ -57,6 +59,10 @@ SWEEPS = (
     Sweep("conv-depth", f"convolutions of 3 channels {_BN}, batches of 64", "depth", "units", (2, 4, 8, 16, 32), _CONV),
     Sweep("conv-width", f"18 convolutions {_BN}, batches of 64", "width", "channels", (3, 6, 12), _CONV),
     Sweep("conv-batch", f"18 convolutions of 3 channels {_BN}", "batch", "images in a batch", (16, 32, 64, 128), _CONV),
+    Sweep(
+        "resnet18-batch", "ResNet-18 on 224x224 images", "batch", "images in a batch", (16, 32, 64),
+        Net(kind="resnet18", depth=9, width=64), large=True,
+    ),
 )  # fmt: skip
 
 
@@ -69,7 +75,7 @@ def memory(
     """Measure all contenders on every network; Ctrl-C ends it with the results so far.
 
     Args:
-        sweeps: Names of sweeps; all by default.
+        sweeps: Names of sweeps; by default all, on a CPU without that of ResNet-18 on large images.
         device: `cpu` or `cuda`; on a GPU the allocator counts.
         log: Called with a line of progress.
 
@@ -84,7 +90,9 @@ def memory(
     one_of("device", device, DEVICES)
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device='cuda': torch finds no GPU here; use device='cpu'")
-    chosen = [sweep for sweep in SWEEPS if sweep.name in sweeps or not sweeps]
+    chosen = [
+        sweep for sweep in SWEEPS if sweep.name in sweeps or (not sweeps and (device != "cpu" or not sweep.large))
+    ]
     found: list[dict[str, Any]] = []
     template, interrupted = Template(), False
     try:
@@ -92,10 +100,10 @@ def memory(
         for sweep in chosen:
             found.append({**asdict(sweep), "rows": []})
             for value, net in zip(sweep.values, sweep.nets()):
-                for name in CONTENDERS:
+                for name in contenders_on(device):
                     known[name, net] = known.get((name, net)) or template.measure(name, net, device)
                     found[-1]["rows"].append({"value": value, "contender": name, **known[name, net]})
-                log(f"{sweep.name}, {value} {sweep.unit}: {len(CONTENDERS)} contenders")
+                log(f"{sweep.name}, {value} {sweep.unit}: {len(contenders_on(device))} contenders")
     except KeyboardInterrupt:
         interrupted = True
     finally:

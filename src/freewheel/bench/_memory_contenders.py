@@ -78,7 +78,9 @@ def _segments_of_time(net: Net, model: nn.Sequential, x: Tensor, target: Tensor)
     return total
 
 
-def forward_gradients(net: Net, device: str, *, stages: int = 1, checkpoint: bool = True) -> Train:
+def forward_gradients(
+    net: Net, device: str, *, stages: int = 1, checkpoint: bool = True, runtime: str = "simulate"
+) -> Train:
     """Forward gradients: FGD in one stage, AsyncFGD in several; sequences one time step at a time."""
     options = {"checkpoint": checkpoint, "steps": net.length}
     trainer = Trainer(
@@ -86,17 +88,26 @@ def forward_gradients(net: Net, device: str, *, stages: int = 1, checkpoint: boo
         method=FGD(**options) if stages == 1 else AsyncFGD(**options),
         loss=loss,
         optimizer=SGD,
-        runtime="simulate",
+        runtime=runtime,
         check=False,
         threads=1,
     )
     return partial(trainer.fit, progress=False)
 
 
+def contenders_on(device: str) -> dict[str, Callable[..., Train]]:
+    """The contenders by name; CUDA graphs need a GPU."""
+    return CONTENDERS if device == "cpu" else CONTENDERS | GRAPHED
+
+
 def make_contender(name: str, net: Net, device: str) -> tuple[Train, int]:
-    """A function that trains the network, and the number of batches that fill the pipeline and two more."""
+    """A function that trains the network, and the number of batches after which its memory has had its peak.
+
+    They fill the pipeline, and two more; with CUDA graphs, all graphs have been captured by then.
+    """
     stages = min(STAGES, net.depth) if name.startswith("AsyncFGD") else 1
-    return CONTENDERS[name](net, device, **({"stages": stages} if stages > 1 else {})), stages + 2
+    train = contenders_on(device)[name](net, device, **({"stages": stages} if stages > 1 else {}))
+    return train, 8 * stages if name in GRAPHED else stages + 2
 
 
 CONTENDERS: dict[str, Callable[..., Train]] = {
@@ -106,4 +117,8 @@ CONTENDERS: dict[str, Callable[..., Train]] = {
     "FGD": forward_gradients,
     "AsyncFGD": forward_gradients,
     "AsyncFGD, tangents kept": partial(forward_gradients, checkpoint=False),
+}
+GRAPHED: dict[str, Callable[..., Train]] = {
+    "FGD, graph": partial(forward_gradients, runtime="graph"),
+    "AsyncFGD, graph": partial(forward_gradients, runtime="graph"),
 }

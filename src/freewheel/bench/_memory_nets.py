@@ -2,7 +2,7 @@
 
 Paper: Zhao et al., Accelerated on-device forward neural network training with module-wise descending asynchronism,
 2023. It has batches of 64 samples, and 18 convolutions of 3 channels unless the figure's axis says otherwise. Width,
-image size and classes are chosen here.
+image size and classes are chosen here. For GPUs there is torchvision's ResNet-18 on large images, too.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from freewheel import models
 from freewheel.stage import Recurrent
 
 CLASSES = 10
 SIDE = 32  # of an image
+LARGE_SIDE = 224
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +30,15 @@ class Net:
 
     Args:
         kind: `fc`, linear layers with ReLU; `conv`, 3x3 convolutions with BatchNorm and ReLU; `rnn`, recurrent layers,
-            with a class at every time step.
+            with a class at every time step; `resnet18`, that network, whose blocks count as layers (depth 9 with the
+            stem).
         depth: The number of layers, without the classifier.
         width: Features, channels or hidden units of a layer.
         batch: Samples in a batch.
         length: Time steps of a sequence.
     """
 
-    kind: Literal["fc", "conv", "rnn"]
+    kind: Literal["fc", "conv", "rnn", "resnet18"]
     depth: int
     width: int
     batch: int = 64
@@ -44,6 +47,8 @@ class Net:
     def layers(self) -> list[nn.Sequential]:
         """The layers, always with the same weights; the last one contains the classifier."""
         torch.manual_seed(0)
+        if self.kind == "resnet18":
+            return _resnet18()
         layers = [nn.Sequential(*self._layer(first=i == 0)) for i in range(self.depth)]
         if self.kind == "conv":
             layers[-1].extend([nn.AdaptiveAvgPool2d(1), nn.Flatten()])
@@ -69,9 +74,24 @@ class Net:
 
     def data(self, size: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
         """A random batch of this size."""
-        shapes = {"fc": (self.width,), "conv": (3, SIDE, SIDE), "rnn": (self.length, self.width)}
+        shapes = {
+            "fc": (self.width,),
+            "conv": (3, SIDE, SIDE),
+            "rnn": (self.length, self.width),
+            "resnet18": (3, LARGE_SIDE, LARGE_SIDE),
+        }
         each = (self.length,) if self.kind == "rnn" else ()
         return torch.randn(size, *shapes[self.kind]).to(device), torch.randint(CLASSES, (size, *each)).to(device)
+
+
+def _resnet18() -> list[nn.Sequential]:
+    """ResNet-18 in its stem and its eight blocks, the last with the classifier."""
+    net = models.build("torchvision/resnet18", num_classes=CLASSES, in_shape=(3, LARGE_SIDE, LARGE_SIDE))
+    groups = [layer for name, layer in net.named_children() if name.startswith("layer")]
+    stem, head = list(net)[:4], list(net)[-3:]
+    blocks = [nn.Sequential(block) for group in groups for block in group.children()]
+    blocks[-1].extend(head)
+    return [nn.Sequential(*stem), *blocks]
 
 
 def loss(out: Tensor, target: Tensor) -> Tensor:

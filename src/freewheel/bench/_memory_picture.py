@@ -15,6 +15,8 @@ STYLES: dict[str, dict[str, Any]] = {
     "FGD": {"color": "#5aa9d6", "marker": "v"},
     "AsyncFGD": {"color": "#1d3557", "marker": "o", "linewidth": 2.4, "zorder": 3},
     "AsyncFGD, tangents kept": {"color": "#457b9d", "marker": "^", "linestyle": "--"},
+    "FGD, graph": {"color": "#2a9d8f", "marker": "v", "linestyle": ":"},
+    "AsyncFGD, graph": {"color": "#1b7f5c", "marker": "o", "linestyle": ":"},
 }
 RESIDENT = {"linestyle": "none", "marker": "o", "markersize": 8, "fillstyle": "none", "alpha": 0.5}
 COLUMNS = 3
@@ -41,7 +43,8 @@ def save_picture(sweeps: Sequence[Mapping[str, Any]], path: Path) -> None:
         _draw(axes, sweep)
     for axes in (legend, *panels[len(drawn) :]):
         axes.axis("off")
-    lines = [legend.plot([], [], label=name, **style)[0] for name, style in STYLES.items()]
+    seen = {row["contender"] for sweep in drawn for row in sweep["rows"]}
+    lines = [legend.plot([], [], label=name, **style)[0] for name, style in STYLES.items() if name in seen]
     lines += legend.plot([], [], label="the same, resident set", color="#555", **RESIDENT)
     legend.legend(handles=lines, loc="center left", frameon=False, title="Peak memory beyond weights and batch")
     figure.savefig(path, dpi=150)

@@ -60,7 +60,11 @@ def bench_memory(
     *,
     sweep: Annotated[
         tuple[str, ...],
-        declare(OPTIONS, "NAME", "Only fc-depth, rnn-length, conv-depth, conv-width or conv-batch; repeatable."),
+        declare(
+            OPTIONS,
+            "NAME",
+            "Only fc-depth, rnn-length, conv-depth, conv-width, conv-batch or resnet18-batch; repeatable.",
+        ),
     ] = (),
     device: Annotated[str, declare(OPTIONS, "cpu|cuda", "Where to train.")] = "cpu",
     json: Json = None,
