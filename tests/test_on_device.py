@@ -12,9 +12,11 @@ from torch.utils.data import DataLoader
 
 import freewheel as fw
 from checkpoints import resume, saved_at
+from command_line import freewheel, good
 from freewheel import data
 from freewheel.data._loader import generator_for
 from rows import ROWS, batches, same_bits, tensors, trainer
+from spread import exhaustive
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda), pytest.param("cuda:0", marks=needs_cuda)]
@@ -256,3 +258,30 @@ def test_a_score_is_the_mean_over_samples_of_numbers_read_at_the_end():
     assert score.loss == sum(float(F.cross_entropy(out, y)) * len(y) for out, y in outs) / count
     assert score.metrics["accuracy"] == sum(fw.accuracy(out, y) * len(y) for out, y in outs) / count
     assert score.metrics["first"] == sum(float(out[0, 0]) * len(y) for out, y in outs) / count
+
+
+# ---- the command line ----
+
+
+@needs_cuda
+def test_the_command_line_chooses_and_says_so(tmp_path):
+    brief = ("train", "--epochs", "1", "--limit", "300", "--at", "pool", "--threads", "1", "--device", "cuda")
+    lines = good(*brief, "--save", str(tmp_path / "a.pt")).splitlines()
+    assert any(line.startswith("data     digits: ") and line.endswith(", on cuda:0 (0 MB)") for line in lines)
+    assert "runtime  graph: 2 stages, 1 thread each; chosen: all stages are on cuda:0" in lines
+    good(*brief, "--no-compare", "--runtime", "simulate", "--save", str(tmp_path / "b.pt"))
+    a, b = (torch.load(tmp_path / f"{name}.pt") for name in "ab")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@exhaustive
+def test_the_command_line_says_why_it_chose_a_runtime():
+    brief = ("train", "--epochs", "1", "--limit", "100", "--no-compare", "--runtime", "auto", "--threads", "1")
+    text = good(*brief, "--stages", "2", "--split", "parameters")
+    assert "runtime  threads: 2 stages, 1 thread each; chosen: the split has not measured how long a step takes" in text
+
+
+def test_the_command_line_refuses_a_device_that_is_not_there():
+    result = freewheel("train", "--device", "cuda:99")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: --device cuda:99: torch sees ")

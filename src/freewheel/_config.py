@@ -41,8 +41,8 @@ class RunConfig:
             loss (the training loss without `validate`).
         accumulate: Batches per optimizer step, which is made with the mean of their gradients.
         runtime: `threads` (a thread per stage), `processes` (a process per stage), `torchrun` (this process runs one
-            stage, torchrun starts the others), `graph` (all on one GPU, as CUDA graphs) or `simulate` (all in one
-            thread).
+            stage, torchrun starts the others), `graph` (all on one GPU, as CUDA graphs), `simulate` (all in one
+            thread), or `auto`: the one that suits devices and method; `Trainer.runtime` says which, and why.
         seed: Seeds all random numbers of the training: dropout, shuffling by torch's and Python's generators.
         clip: The largest gradient norm.
         clip_scope: Whether that norm is over a `stage` or `global` (synchronous methods only).

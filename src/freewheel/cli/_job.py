@@ -21,7 +21,10 @@ from freewheel.cli._traits import with_transfer
 from freewheel.cli._transfer import transfer_schedule
 from freewheel.data import Data
 from freewheel.models import Pretrained
+from freewheel.runtime import RUNTIMES
 from freewheel.stage import to_device
+
+SHARE = 1 / 8  # of a GPU's free memory, which data may take
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +57,26 @@ def prepare(settings: Settings) -> Job:
     untrained = copy.deepcopy(model)
     settings, stages, cut = _cut(settings, model, data.example())
     method = settings.method if transfer is None else with_transfer(settings.method, transfer)
+    trainer = _trainer(settings, stages, method, updates=_updates(options, data))
+    if trainer.method.planned and RUNTIMES[trainer.config.runtime].local:
+        data = _near(data, settings.devices[0])
     return Job(
         settings=settings,
         data=data,
         stages=stages,
-        trainer=_trainer(settings, stages, method, updates=_updates(options, data)),
+        trainer=trainer,
         untrained=untrained,
         pretrained=pretrained,
         transfer=transfer,
         cut=cut,
     )
+
+
+def _near(data: Data | OwnData, device: torch.device) -> Data | OwnData:
+    """The data on the GPU of the first stage, if they take little of its memory."""
+    if device.type != "cuda" or data.nbytes > torch.cuda.mem_get_info(device)[0] * SHARE:
+        return data
+    return data.to(device)
 
 
 def _build(settings: Settings, data: Data | OwnData) -> nn.Module:

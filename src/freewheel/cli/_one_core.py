@@ -33,7 +33,7 @@ class OneCore:
     """
 
     def __init__(self, job: Job) -> None:
-        self._job = job
+        self._job, self._loaders = job, (job.data.train.to("cpu"), job.data.test.to("cpu"))
         self.training: list[float] = []
         self.scoring: list[float] = []
 
@@ -59,7 +59,7 @@ class OneCore:
 
     def time(self) -> None:
         """Train and evaluate a fresh copy for about `SECONDS`, and for ten batches at least."""
-        settings, data = self._job.settings, self._job.data
+        settings, (train_loader, test_loader) = self._job.settings, self._loaders
         clip, bf16 = settings.options.clip, settings.options.bf16
         model = copy.deepcopy(self._job.untrained)
         optimizer = settings.optimizer_factory()(model.parameters())
@@ -84,9 +84,9 @@ class OneCore:
 
         with intra_op_threads(1):
             model.train()
-            self.training += time_batches(train, data.train, seconds=SECONDS)
+            self.training += time_batches(train, train_loader, seconds=SECONDS)
             model.eval()
-            self.scoring += time_batches(score, data.test, seconds=SECONDS / 4)
+            self.scoring += time_batches(score, test_loader, seconds=SECONDS / 4)
 
 
 def time_batches(work: Callable[[Batch], None], loader: TensorLoader, *, seconds: float) -> list[float]:

@@ -48,4 +48,5 @@ def _method_and_runtime(job: Job) -> Iterator[str]:
     delays, left = " ".join(map(str, plan.delays)), ", ".join(locks(plan)) or "none"
     yield f"method   {method.name}: delays {delays}, locks left {left}"
     replicas = f" in each of {config.replicas} replicas" if config.replicas > 1 else ""
-    yield f"runtime  {config.runtime}: {plural(len(job.stages), 'stage')}{replicas}, {threads} each"
+    reason = f"; chosen: {job.trainer.runtime.reason}" if job.trainer.runtime.reason else ""
+    yield f"runtime  {config.runtime}: {plural(len(job.stages), 'stage')}{replicas}, {threads} each{reason}"

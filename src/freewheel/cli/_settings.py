@@ -120,7 +120,7 @@ def resolve(options: TrainOptions) -> Settings:
 def _runtime_defaults(options: TrainOptions, method: Method) -> dict[str, Any]:
     """The runtime and the number of stages; refuses those that this process cannot run, and contradicting cuts."""
     several = is_one_of_several()
-    runtime = options.runtime or ("torchrun" if several else method.default_runtime)
+    runtime = options.runtime or ("torchrun" if several else _default_runtime(options, method))
     one_of("runtime", runtime, RUNTIMES)
     if runtime == "torchrun" and not is_started():
         raise ValueError(
@@ -135,6 +135,11 @@ def _runtime_defaults(options: TrainOptions, method: Method) -> dict[str, Any]:
     if runtime == "torchrun":
         check_started(stages, options.replicas)
     return {"runtime": runtime, "stages": stages}
+
+
+def _default_runtime(options: TrainOptions, method: Method) -> str:
+    """The runtime where none is asked for: on a GPU, one that the trainer chooses by the stages' devices."""
+    return "auto" if method.planned and "cuda" in options.device else method.default_runtime
 
 
 def _stage_count(options: TrainOptions, method: Method, runtime: str) -> int:

@@ -83,8 +83,8 @@ class TrainOptions:
         declare(
             RUN,
             "NAME",
-            "threads, processes, torchrun (if started by it) or simulate. All give the same weights, except for "
-            "methods that race.",
+            "threads, processes, graph (CUDA graphs, on one GPU), torchrun (if started by it), simulate, or auto, the "
+            "default with --device cuda. All give the same weights, except for methods that race.",
         ),
     ] = None
     replicas: Annotated[

@@ -51,8 +51,10 @@ class Data:
     def description(self) -> str:
         """What there is of it, in words."""
         shape, count = "x".join(map(str, self.in_shape)), f"{len(self.train.images):,} {self.things} to train"
-        test = f"{len(self.test.images):,} to test"
-        return f"{self.name}: {count}, {test}, {shape}, {self.classes} classes, batches of {self.train.batch_size}"
+        test, device = f"{len(self.test.images):,} to test", self.train.images.device
+        place = "" if device.type == "cpu" else f", on {device} ({self.nbytes / 1e6:,.0f} MB)"
+        batches = f"batches of {self.train.batch_size}"
+        return f"{self.name}: {count}, {test}, {shape}, {self.classes} classes, {batches}{place}"
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Runtimes: who runs a stage, and how messages travel; all share one interpreter."""
 
+from freewheel.runtime._auto import Auto
 from freewheel.runtime._channels import SHUTDOWN_SECONDS as SHUTDOWN_SECONDS, ClosedError as ClosedError
 from freewheel.runtime._errors import (
     LostError as LostError,
@@ -24,7 +25,7 @@ from freewheel.runtime._ranks import (
 )
 from freewheel.runtime._reading import Batch as Batch, Reader as Reader
 from freewheel.runtime._run import Cut as Cut, LocalRun as LocalRun, Outcome as Outcome, Run as Run
-from freewheel.runtime._runtime import Runtime as Runtime
+from freewheel.runtime._runtime import Runtime as Runtime, RuntimeChoice as RuntimeChoice
 from freewheel.runtime._settings import deterministic_convolutions as deterministic_convolutions
 from freewheel.runtime._simulate import Simulate
 from freewheel.runtime._spec import Before as Before, RunSpec as RunSpec
@@ -47,4 +48,5 @@ RUNTIMES: dict[str, Runtime] = {
     "threads": Threads(),
     "processes": Processes(),
     "torchrun": Torchrun(),
+    "auto": Auto(),
 }

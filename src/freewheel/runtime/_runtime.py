@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from torch.distributed.device_mesh import DeviceMesh
 
 from freewheel._config import RunConfig
 from freewheel.runtime._run import Outcome, Run
 from freewheel.stage import Blueprint
+
+
+class RuntimeChoice(NamedTuple):
+    """The name of a runtime, and why it was chosen; without a reason, it was asked for."""
+
+    name: str
+    reason: str = ""
 
 
 class Runtime(ABC):
@@ -24,6 +31,10 @@ class Runtime(ABC):
 
     def check(self, config: RunConfig, blueprints: Sequence[Blueprint]) -> None:  # noqa: B027
         """Refuse what this runtime cannot run, before anything starts."""
+
+    def choose(self, config: RunConfig, blueprints: Sequence[Blueprint], seconds: Sequence[float]) -> RuntimeChoice:
+        """The runtime that takes this one's place; `seconds` are those of each stage's step, where they are known."""
+        return RuntimeChoice(config.runtime)
 
     @property
     def leads(self) -> bool:

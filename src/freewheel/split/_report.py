@@ -44,6 +44,11 @@ class SplitReport:
         return sum(self.costs) / max(self.costs) if max(self.costs) > 0 else 1.0
 
     @property
+    def seconds(self) -> tuple[float, ...]:
+        """The seconds of each stage's step on the example; empty if they were not measured."""
+        return self.costs if self.unit == "s" else ()
+
+    @property
     def shares(self) -> str:
         """The share of each stage, in percent."""
         return " / ".join(f"{100 * cost / (sum(self.costs) or 1):.0f}" for cost in self.costs) + " %"

@@ -19,7 +19,7 @@ from freewheel.corrections import Accumulate, Correction
 from freewheel.credit import Credit
 from freewheel.methods import Method, Pipeline, method as find_method
 from freewheel.plan import Plan, Schedule
-from freewheel.runtime import RUNTIMES, Batch, Before
+from freewheel.runtime import RUNTIMES, Batch, Before, RuntimeChoice
 from freewheel.split import borrowed
 from freewheel.stage import Blueprint, StageOptions, blueprints, with_loss
 from freewheel.trainer._callbacks import StageSequence
@@ -40,6 +40,7 @@ class Setup:
     options: StageOptions
     blueprints: Sequence[Blueprint]  # of all stages, replica by replica
     model: nn.Module  # the whole network
+    choice: RuntimeChoice  # of the runtime
 
     def check(self, batch: Batch | None, before: Before) -> None:
         """Refuse a network whose stages compute something else than the whole."""
@@ -49,10 +50,15 @@ class Setup:
             check_network(self.model, stages, batch, before, sequential=sequential, planned=planned)
 
 
-def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig) -> Setup:
-    """Collect the options of a trainer, and refuse those that cannot be combined."""
+def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig, seconds: Sequence[float] = ()) -> Setup:
+    """Collect the options of a trainer, and refuse those that cannot be combined.
+
+    `seconds` are those of each stage's step, where the split has measured them.
+    """
     one_of("runtime", config.runtime, RUNTIMES)
     method = find_method(config.method)
+    if config.runtime == "auto" and not method.planned:
+        config = replace(config, runtime=method.default_runtime)
     method.check_run(config)
     threads = config.threads or share(method.total_workers(len(modules) * config.replicas))
     slow = check_stragglers("slow", config.slow, len(modules))
@@ -69,7 +75,10 @@ def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig) ->
     _check_together(config, schedule, pipeline.corrections)
     plan = Plan.build(schedule, settled(schedule)) if method.planned else None
     options = StageOptions(schedule=schedule, corrections=tuple(pipeline.corrections), config=config.for_workers())
-    return Setup(config, threads, method, plan, options, blueprints(modules, model, options), model)
+    choice = RUNTIMES[config.runtime].choose(config, blueprints(modules, model, options), seconds)
+    config = replace(config, runtime=choice.name)
+    options = replace(options, config=config.for_workers())
+    return Setup(config, threads, method, plan, options, blueprints(modules, model, options), model, choice)
 
 
 def _accumulating(pipeline: Pipeline, config: RunConfig) -> Pipeline:

@@ -28,7 +28,7 @@ from freewheel.checkpoint import (
 )
 from freewheel.methods import Method
 from freewheel.plan import Plan
-from freewheel.runtime import RUNTIMES, Before
+from freewheel.runtime import RUNTIMES, Before, RuntimeChoice
 from freewheel.split import Stages
 from freewheel.stage import retrained, without_loss
 from freewheel.trainer._callbacks import BatchCallback, Callback, StageSequence
@@ -65,19 +65,19 @@ class Trainer:
     @takes_options(RunConfig)
     def __init__(self, stages: Sequence[nn.Module], config: RunConfig) -> None:
         modules = check_stages(stages)
-        self._model = stages.model if isinstance(stages, Stages) else StageSequence(modules)
-        self._setup = setup = set_up(modules, self._model, config)
+        is_split = isinstance(stages, Stages)
+        self._model = stages.model if is_split else StageSequence(modules)
+        self._setup = setup = set_up(modules, self._model, config, stages.report.seconds if is_split else ())
         self._stages = [blueprint.build() for blueprint in setup.blueprints[: len(modules)]]
-        self._runtime = RUNTIMES[config.runtime]
-        self._runtime.check(config, setup.blueprints)
+        self._runtime = RUNTIMES[setup.config.runtime]
+        self._runtime.check(setup.config, setup.blueprints)
         setup.options.credit.check_epochs(self._stages, range(1))
-        self._modes = Modes([stages.model] if isinstance(stages, Stages) else modules, modules)
+        self._modes = Modes([stages.model] if is_split else modules, modules)
         if waits_for_plateau(self._stages) and not self.method.planned:
             raise ValueError(
                 f"scheduler: ReduceLROnPlateau with {self.method.name}, which has no step size for an epoch"
             )
-        self._before = Before()
-        self._running = False
+        self._before, self._running = Before(), False
         self._resumed: Checkpoint | None = None  # in the middle of a fit
         self.resumed_from: Path | None = None  # the checkpoint that it was last resumed from
         self._run = uuid.uuid4().hex  # tells its checkpoints from those of others
@@ -86,6 +86,11 @@ class Trainer:
     def config(self) -> RunConfig:
         """The options, with the method found and the threads counted."""
         return self._setup.config
+
+    @property
+    def runtime(self) -> RuntimeChoice:
+        """The name of the runtime, and why it was chosen."""
+        return self._setup.choice
 
     @property
     def method(self) -> Method:
@@ -288,8 +293,7 @@ class Trainer:
         return history
 
     def _start_writing(self, request: FitRequest) -> CheckpointWriter | None:
-        where = check_saving(request.save_to, request.save_every)
-        if where is None:
+        if (where := check_saving(request.save_to, request.save_every)) is None:
             return None
         self.method.check_checkpoints("save_to")
         self._join_job(where[0])
