@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -13,9 +14,10 @@ from torch import nn
 from command_line import freewheel
 from freewheel.bench import _gpu, _gpu_contender, _gpu_ours, _gpu_process
 from freewheel.bench._gpu_cases import CASES, EXPECTED, SWEEP, Case, Expected, Ours
-from freewheel.bench._gpu_compare import Row, compare, findings
+from freewheel.bench._gpu_compare import Row, compare, findings, speed_ups
 from freewheel.bench._gpu_contender import build, build_network, make_batches
-from freewheel.bench._gpu_ours import Training, freewheel_makers
+from freewheel.bench._gpu_epoch import freewheel_makers
+from freewheel.bench._gpu_ours import Training
 from freewheel.bench._gpu_process import Failed, Team
 from freewheel.bench._gpu_torch import PEERS, pytorch_makers
 from freewheel.bench._jax_net import NETS, make_loss, make_state
@@ -173,6 +175,17 @@ def test_turns_of_ours_are_whole_epochs_while_the_pipeline_is_full():
     assert lengths == [[16, 5, 5, 5, 16]]
 
 
+def test_turns_of_a_case_with_images_are_epochs_with_an_evaluation():
+    case = replace(TINY, net="fcs-relu", shape=(3, 8, 8), ours=(Ours(method="fdg", runtime="simulate"),), images=10)
+    contender = freewheel_makers(case, make_batches(case, "cpu"), "cpu")["fdg K=1, simulate"]()
+    histories, real = [], contender._trainer.fit
+    contender._trainer.fit = lambda *arguments, **options: histories.append(real(*arguments, **options)) or histories[0]
+    assert len(contender.turns(5, 2)) == 2
+    [history] = histories
+    assert [epoch.samples for epoch in history.epochs] == [10] * 4
+    assert [epoch.validation.samples for epoch in history.epochs] == [2] * 4
+
+
 def test_memory_on_a_cpu_is_unknown():
     assert build(pytorch_makers(TINY, make_batches(TINY, "cpu"), "cpu")["bp, eager"], "cpu").extra is None
 
@@ -220,6 +233,21 @@ def test_the_sweep_has_every_batch_size_and_k():
     for net in ("torchvision/resnet18", "torchvision/mobilenet_v3_small"):
         for batch in (1, 2, 4, 8, 16, 32, 64):
             assert {(net, batch, "fgd", 1), *((net, batch, "asyncfgd", k) for k in (2, 4, 8))} <= found
+
+
+def test_a_sweep_is_a_table_of_speed_ups(inline, monkeypatch: pytest.MonkeyPatch):
+    def case(batch, *times):
+        names = ("fgd K=1", "asyncfgd K=2", "asyncfgd K=4")
+        return {f"freewheel: {n}, graph": Row("freewheel", f"{n}, graph", [t]) for n, t in zip(names, times)}, batch
+
+    found = [
+        compare(replace(TINY, batch=batch), rows) for rows, batch in (case(1, 6.0, 4.0, 2.0), case(64, 6.0, 5.0, 4.0))
+    ]
+    monkeypatch.setattr("freewheel.bench.gpu", lambda **_: {
+        "cases": found, "findings": [], "speed_ups": speed_ups(found), "machine": {}, "interrupted": False,
+    })  # fmt: skip
+    printed = freewheel("bench", "gpu", "--sweep").stdout.split()
+    assert [word for word in printed if "." in word] == ["1.50", "1.20", "3.00", "1.50"]
 
 
 @exhaustive

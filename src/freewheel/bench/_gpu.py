@@ -20,8 +20,8 @@ import torch
 
 from freewheel._errors import one_of
 from freewheel.bench._gpu_cases import CASES, SWEEP, Case
-from freewheel.bench._gpu_compare import Row, compare, findings
-from freewheel.bench._gpu_process import KINDS, Failed, Worker
+from freewheel.bench._gpu_compare import Row, compare, findings, speed_ups
+from freewheel.bench._gpu_process import Failed, Worker
 from freewheel.bench._machine import gpu_machine
 
 DEVICES = ("cuda", "cpu")
@@ -55,8 +55,8 @@ def gpu(
         `cases`, a list: `name`, `title` and `rows` of each (a row per contender: `name`, `kind`, median `seconds` a
         batch, `images_per_second`, `turns`, `extra` bytes beyond weights, optimizer state and data; `over_eager` and
         `over_best`, how many times as fast as eager backpropagation and as the best of the others it is; or an
-        `error`). `findings`, a list: what is expected (`about`, `limit`) and what was `found`. `machine`;
-        `interrupted`.
+        `error`). `findings`, a list: what is expected (`about`, `limit`) and what was `found`. `speed_ups` of a sweep,
+        over FGD: `net`, `batch`, `name`, `speed_up`. `machine`; `interrupted`.
     """
     known = SWEEP if sweep else CASES
     for name in cases:
@@ -79,7 +79,13 @@ def gpu(
     finally:
         run.stop()
     found = [compare(case, run.rows[case.name]) for case in chosen]
-    return {"cases": found, "findings": findings(found), "machine": gpu_machine(device), "interrupted": interrupted}
+    return {
+        "cases": found,
+        "findings": findings(found),
+        "speed_ups": speed_ups(found) if sweep else [],
+        "machine": gpu_machine(device),
+        "interrupted": interrupted,
+    }
 
 
 class _Rounds:
@@ -90,9 +96,7 @@ class _Rounds:
         self._deadline, self._log, self._started = deadline, log, time.monotonic()
         self._workers: list[Worker] = []
         for case in cases:
-            for kind in KINDS:
-                if kind != "JAX" or case.jax:
-                    self._workers.append(Worker(case, kind, device))
+            self._workers += [Worker(case, kind, device) for kind in case.kinds]
 
     def prepare(self) -> None:
         """Measure where to cut, one case after the other."""

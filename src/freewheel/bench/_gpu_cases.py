@@ -39,6 +39,7 @@ class Case:
         peers: Names in `PEERS`, the table of plain PyTorch contenders.
         jax: Whether to train it with JAX, too.
         steps: The most batches of a turn.
+        images: The images of an epoch, where a turn is an epoch with crops, flips and an evaluation; otherwise 0.
     """
 
     name: str
@@ -49,11 +50,20 @@ class Case:
     peers: tuple[str, ...] = ()
     jax: bool = True
     steps: int = 200
+    images: int = 0
 
     @property
     def title(self) -> str:
         """The network, its batches and its images in words."""
-        return f"{self.net.removeprefix('torchvision/')}, batches of {self.batch}, {self.shape[1]}x{self.shape[2]}"
+        net, size = self.net.removeprefix("torchvision/"), f"{self.shape[1]}x{self.shape[2]}"
+        epoch = f", an epoch of {self.images:,} images with evaluation in place of a batch" if self.images else ""
+        return f"{net}, batches of {self.batch}, {size}{epoch}"
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of its contenders."""
+        there = {"freewheel": self.ours, "PyTorch": self.peers, "JAX": self.jax}
+        return tuple(kind for kind, any_of_it in there.items() if any_of_it)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +103,7 @@ def elsewhere(runtimes: Iterable[str], *pairs: tuple[str, int]) -> tuple[Ours, .
 
 BP = ("bp, eager", "bp, graphed", "bp, compiled", "bp, compiled, graphed")
 JVP = ("jvp, eager", "jvp, graphed", "jvp, compiled, graphed")
+OTHERS = ("gpipe", "1f1b", "ddg", "fr", "pipedream", "dsp", "pipemare", "dgl")
 CASES = (
     Case(
         name="resnet18-b4",
@@ -109,8 +120,20 @@ CASES = (
         name="resnet20-b128",
         net="resnet-20",
         batch=128,
-        ours=(*elsewhere(("threads",), ("fdg", 2), ("fdg", 4)), *graphed(("bp", 1), ("fdg", 2), ("fdg", 4))),
+        ours=(
+            *elsewhere(("threads",), ("fdg", 2), ("fdg", 4)),
+            *elsewhere(("graph",), *((method, 4) for method in OTHERS)),
+            *graphed(("bp", 1), ("fdg", 2), ("fdg", 4)),
+        ),
         peers=BP,
+    ),
+    Case(
+        name="resnet20-epoch",
+        net="resnet-20",
+        batch=128,
+        ours=graphed(("fdg", 2)),
+        jax=False,
+        images=50_000,
     ),
     Case(
         name="resnet56-b128",

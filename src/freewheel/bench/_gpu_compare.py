@@ -57,7 +57,7 @@ def compare(case: Case, rows: Mapping[str, Row]) -> dict[str, Any]:
             "name": name,
             "kind": row.kind,
             "seconds": row.seconds,
-            "images_per_second": ratio(case.batch, row.seconds),
+            "images_per_second": ratio(case.images or case.batch, row.seconds),
             "extra": row.extra,
             "over_eager": ratio(eager, row.seconds),
             "over_best": ratio(best(row.forward), row.seconds) if row.kind == "freewheel" else None,
@@ -90,3 +90,21 @@ def _found(expected: Expected, row: Mapping[str, Any], other: Mapping[str, Any])
     if row["seconds"] is None or other["seconds"] is None:
         return None
     return other["seconds"] / row["seconds"] if expected.over else 1e3 * row["seconds"]
+
+
+def speed_ups(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """How many times as fast as `fgd` each other method is, for each network and batch size; on `graph`.
+
+    Example:
+        >>> rows = [{"name": f"freewheel: {n}, graph", "seconds": s} for n, s in (("fgd K=1", 3), ("asyncfgd K=2", 2))]
+        >>> speed_ups([{"net": "a/b", "batch": 4, "rows": rows}])
+        [{'net': 'a/b', 'batch': 4, 'name': 'asyncfgd K=2', 'speed_up': 1.5}]
+    """
+    out = []
+    for case in cases:
+        took = {row["name"]: row["seconds"] for row in case["rows"] if row["seconds"]}
+        one = took.pop("freewheel: fgd K=1, graph", None)
+        names = {name: name.removeprefix("freewheel: ").removesuffix(", graph") for name in took}
+        facts = {"net": case["net"], "batch": case["batch"]}
+        out += [{**facts, "name": names[name], "speed_up": one / took[name]} for name in took if one]
+    return out

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from freewheel.bench._gpu_cases import Case, Ours
-from freewheel.bench._gpu_contender import OPTIMIZER, Batches, Contender, TorchContender, build_network, state_of
+from freewheel.bench._gpu_contender import OPTIMIZER, Batches, TorchContender, build_network, state_of
 from freewheel.bench._network import Cut
 from freewheel.split import split
 from freewheel.trainer import Trainer
@@ -89,9 +88,3 @@ class Passes:
         count = next(self._lengths)
         repeated = (batch for _ in range(-(-count // len(self._batches))) for batch in self._batches)
         return islice(repeated, count)
-
-
-def freewheel_makers(case: Case, batches: Batches, device: str) -> dict[str, Callable[[], Contender]]:
-    """The contenders of a case, by name; where to cut is measured first."""
-    cuts = measure_cuts(case, batches, device)
-    return {str(ours): partial(Training, case, ours, cuts, batches, device) for ours in case.ours}

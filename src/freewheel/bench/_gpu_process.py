@@ -24,7 +24,7 @@ from freewheel.bench._gpu_contender import Batches, Built, Contender, build, mak
 
 Makers = Callable[[Case, Batches, str], dict[str, Callable[[], Contender]]]
 KINDS = {  # the function that names the contenders of a case; it is imported where it is called
-    "freewheel": ("freewheel.bench._gpu_ours", "freewheel_makers"),
+    "freewheel": ("freewheel.bench._gpu_epoch", "freewheel_makers"),
     "PyTorch": ("freewheel.bench._gpu_torch", "pytorch_makers"),
     "JAX": ("freewheel.bench._gpu_jax", "jax_makers"),
 }

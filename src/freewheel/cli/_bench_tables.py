@@ -83,7 +83,7 @@ def show_memory(result: Mapping[str, Any]) -> None:
 
     for sweep in result["sweeps"]:
         title = f"{sweep['title']}: peak MB of tensors (of the process), by {sweep['unit']}"
-        _show_grid(title, sweep["rows"], row="contender", column="value", header=str, cell=cell)
+        show_grid(title, sweep["rows"], row="contender", column="value", header=str, cell=cell)
     for finding in result["findings"]:
         print_line(f"{finding['about']}: {finding['found']:.3f} (expected: at most {finding['limit']:.3f})")
 
@@ -96,7 +96,7 @@ def show_transport(result: Mapping[str, Any]) -> None:
         return f"{row['microseconds']:,.0f}" + ("" if rate is None else f" ({rate:.1f})")
 
     title = "microseconds one way, by size of the message (GB/s)"
-    _show_grid(title, result["rows"], row="name", column="bytes", header=format_bytes, cell=cell)
+    show_grid(title, result["rows"], row="name", column="bytes", header=format_bytes, cell=cell)
 
 
 def show_straggler(result: Mapping[str, Any]) -> None:
@@ -152,7 +152,7 @@ def _show_numbers(title: str, rows: Iterable[Row], columns: Mapping[str, tuple[s
     _show_rows(title, [header for header, _ in columns.values()], cells)
 
 
-def _show_grid(
+def show_grid(
     title: str,
     rows: Sequence[Row],
     *,

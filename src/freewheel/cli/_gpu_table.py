@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from freewheel.cli._bench_tables import show_grid
 from freewheel.cli._output import new_table, print_line, print_table
 
 MIB = 1 << 20
@@ -14,22 +15,39 @@ COLUMNS = ("ms per batch", "images/s", "+MiB", "times eager BP", "", "times the 
 def show_gpu(result: Mapping[str, Any]) -> None:
     """Print the result of `freewheel bench gpu`."""
     for case in result["cases"]:
-        table = new_table("contender", *COLUMNS, right=COLUMNS, title=case["title"])
-        for row in case["rows"]:
-            if row["seconds"] is not None:
-                table.add_row(row["name"], *_cells(row))
-        print_table(table)
+        if not result["speed_ups"]:
+            _show_case(case)
         for row in case["rows"]:
             if row["error"] is not None:
-                print_line(f"{row['name']}: {row['error']}")
-        print_line()
-    print_line(
-        "+MiB: the peak beyond weights, optimizer state and data. slower: than eager backpropagation in PyTorch."
-    )
-    print_line("times the best other: of PyTorch and JAX, with the same kind of gradient.")
+                print_line(f"{case['title']}, {row['name']}: {row['error']}")
+    if result["speed_ups"]:
+        _show_sweep(result["speed_ups"])
+    else:
+        print_line("+MiB: the peak beyond weights, optimizer state and data.")
+        print_line("times the best other: of PyTorch and JAX, with the same kind of gradient.")
     for finding in result["findings"]:
         print_line(f"{finding['about']}: {finding['found']:.3f} ({finding['unit']} {finding['limit']:g} expected)")
     print_line(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
+
+
+def _show_case(case: Mapping[str, Any]) -> None:
+    table = new_table("contender", *COLUMNS, right=COLUMNS, title=case["title"])
+    for row in case["rows"]:
+        if row["seconds"] is not None:
+            table.add_row(row["name"], *_cells(row))
+    print_table(table)
+
+
+def _show_sweep(speed_ups: Sequence[Mapping[str, Any]]) -> None:
+    for net in dict.fromkeys(row["net"] for row in speed_ups):
+        show_grid(
+            f"{net.removeprefix('torchvision/')}: times as fast as fgd, by images in a batch",
+            [row for row in speed_ups if row["net"] == net],
+            row="name",
+            column="batch",
+            header=str,
+            cell=lambda row: f"{row['speed_up']:.2f}",
+        )
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
