@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import freewheel as fw
+from freewheel.stage import SeededDraws
 from rows import LOCAL, ROWS, batches, network, same_bits, tensors, trainer
 from test_torchrun import HERE, torchrun
 
@@ -44,6 +45,71 @@ def test_nccl_carries_the_same_bits():
     assert sorted(re.findall(r"rank \d(?: done|: .*)", done.stdout)) == ["rank 0 done", "rank 1 done"], done.stdout[
         -3000:
     ]
+
+
+class Noisy(nn.Module):
+    """Draws on the current GPU, by its name alone, and drops out on that of its input."""
+
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5) + torch.rand(x.shape, device="cuda")
+
+
+def test_a_gpu_by_name_and_by_number_is_the_same():
+    results = []
+    for runtime in (*LOCAL, "graph"):
+        for device in ("cuda", "cuda:0", 0, torch.device("cuda")):
+            stages = [nn.Sequential(stage, nn.Dropout(0.1)).to(device) for stage in network(2)]
+            made = trainer(stages, "pipedream", runtime=runtime)
+            made.fit(batches(8), validate=batches(2))
+            results.append(tensors(*stages))
+    assert all(same_bits(results[0], each) for each in results[1:])
+
+
+def test_draws_by_the_name_of_a_gpu_follow_those_by_its_number():
+    def drawn(*devices):
+        with SeededDraws(1, 2, 3):
+            return [torch.rand(64, device=device) for device in devices]
+
+    first, second = drawn("cuda:0", "cuda")
+    assert not torch.equal(first, second)
+    assert same_bits([first, second], drawn("cuda", 0))
+
+
+def test_a_stage_may_draw_by_the_name_of_its_gpu():
+    results = []
+    for runtime in (*LOCAL, "graph"):
+        torch.manual_seed(0)
+        stages = [nn.Sequential(nn.Linear(6, 64), Noisy()).cuda(), nn.Linear(64, 3).cuda()]
+        trainer(stages, "pipedream", runtime=runtime).fit(batches(12))
+        results.append(tensors(*stages))
+    assert all(same_bits(results[0], each) for each in results[1:])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two GPUs here")
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_every_runtime_trains_alike_on_several_gpus(row):
+    """One stage on each GPU; messages travel from GPU to GPU, and between processes through NCCL."""
+    count, results = torch.cuda.device_count(), []
+    for runtime in (*LOCAL, "processes"):
+        stages = [stage.to(f"cuda:{i % count}") for i, stage in enumerate(network(2))]
+        history = trainer(stages, row.make(2), runtime=runtime).fit(batches(8), epochs=2, validate=batches(2))
+        results.append(([t.cpu() for t in tensors(*stages)], history.losses, history.metrics))
+        assert torch.cuda.current_device() == 0
+    for other in results[1:]:
+        assert same_bits(results[0][0], other[0])
+        assert results[0][1:] == other[1:]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two GPUs here")
+@pytest.mark.parametrize("runtime", [*LOCAL, "graph", "processes"])
+def test_a_gpu_other_than_the_first(runtime):
+    results = []
+    for device in ("cuda:0", "cuda:1"):
+        stages = [nn.Sequential(stage, Noisy()).to(device) for stage in network(2)]
+        trainer(stages, "pipedream", runtime=runtime if device == "cuda:1" else "simulate").fit(batches(8))
+        results.append([t.cpu() for t in tensors(*stages)])
+        assert torch.cuda.current_device() == 0
+    assert same_bits(*results)
 
 
 def test_stages_may_sit_on_different_devices():

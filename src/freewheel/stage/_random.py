@@ -54,7 +54,9 @@ class SeededDraws:
         )
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """Return the generator of a device."""
+        """Return the generator of a device; `cuda` without a number is the current GPU."""
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
         if device not in self._generators:
             self._generators[device] = torch.Generator(device=device).manual_seed(seed_of(*self._key))
         return self._generators[device]
