@@ -15,7 +15,7 @@ from command_line import freewheel
 from freewheel.bench import _gpu, _gpu_contender, _gpu_ours, _gpu_process
 from freewheel.bench._gpu_cases import CASES, EXPECTED, SWEEP, Case, Expected, Ours
 from freewheel.bench._gpu_compare import Row, compare, findings, speed_ups
-from freewheel.bench._gpu_contender import build, build_network, make_batches
+from freewheel.bench._gpu_contender import Memory, build, build_network, make_batches
 from freewheel.bench._gpu_epoch import freewheel_makers
 from freewheel.bench._gpu_ours import Training
 from freewheel.bench._gpu_process import Failed, Team
@@ -187,7 +187,7 @@ def test_turns_of_a_case_with_images_are_epochs_with_an_evaluation():
 
 
 def test_memory_on_a_cpu_is_unknown():
-    assert build(pytorch_makers(TINY, make_batches(TINY, "cpu"), "cpu")["bp, eager"], "cpu").extra is None
+    assert build(pytorch_makers(TINY, make_batches(TINY, "cpu"), "cpu")["bp, eager"], "cpu").extra == Memory()
 
 
 def test_ratios_compare_with_eager_and_with_the_best_of_the_same_kind():

@@ -21,6 +21,7 @@ import torch
 from freewheel._errors import one_of
 from freewheel.bench._gpu_cases import CASES, SWEEP, Case
 from freewheel.bench._gpu_compare import Row, compare, findings, speed_ups
+from freewheel.bench._gpu_contender import Memory
 from freewheel.bench._gpu_process import Failed, Worker
 from freewheel.bench._machine import gpu_machine
 
@@ -53,10 +54,10 @@ def gpu(
 
     Returns:
         `cases`, a list: `name`, `title` and `rows` of each (a row per contender: `name`, `kind`, median `seconds` a
-        batch, `images_per_second`, `turns`, `extra` bytes beyond weights, optimizer state and data; `over_eager` and
-        `over_best`, how many times as fast as eager backpropagation and as the best of the others it is; or an
-        `error`). `findings`, a list: what is expected (`about`, `limit`) and what was `found`. `speed_ups` of a sweep,
-        over FGD: `net`, `batch`, `name`, `speed_up`. `machine`; `interrupted`.
+        batch, `images_per_second`, `turns`, `extra` and `reserved` bytes beyond weights, optimizer state and data;
+        `over_eager` and `over_best`, how many times as fast as eager backpropagation and as the best of the others it
+        is; or an `error`). `findings`, a list: what is expected (`about`, `limit`) and what was `found`. `speed_ups` of
+        a sweep, over FGD: `net`, `batch`, `name`, `speed_up`. `machine`; `interrupted`.
     """
     known = SWEEP if sweep else CASES
     for name in cases:
@@ -129,14 +130,14 @@ class _Rounds:
             if not answering:
                 raise TimeoutError
 
-    def _built(self, worker: Worker, name: str, extra: int | Failed | None) -> None:
+    def _built(self, worker: Worker, name: str, extra: Memory | Failed) -> None:
         row = self._row(worker, name)
         if isinstance(extra, Failed):
             row.fail(*extra)
             self._tell(worker, f"{name}: {extra.error}")
         else:
-            row.extra = extra
-            self._tell(worker, f"{name}: built" + ("" if extra is None else f", +{extra / MIB:.0f} MiB"))
+            row.extra, row.reserved = extra
+            self._tell(worker, f"{name}: built" + ("" if row.extra is None else f", +{row.extra / MIB:.0f} MiB"))
 
     def round(self, title: str) -> None:
         """Let every contender have its turns."""

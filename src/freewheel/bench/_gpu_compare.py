@@ -22,6 +22,7 @@ class Row:
     name: str
     turns: list[float] = field(default_factory=list)
     extra: int | None = None
+    reserved: int | None = None
     error: str | None = None
     traceback: str | None = None
 
@@ -59,6 +60,7 @@ def compare(case: Case, rows: Mapping[str, Row]) -> dict[str, Any]:
             "seconds": row.seconds,
             "images_per_second": ratio(case.images or case.batch, row.seconds),
             "extra": row.extra,
+            "reserved": row.reserved,
             "over_eager": ratio(eager, row.seconds),
             "over_best": ratio(best(row.forward), row.seconds) if row.kind == "freewheel" else None,
             "turns": row.turns,

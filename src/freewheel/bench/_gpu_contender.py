@@ -59,6 +59,16 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
+class Memory(NamedTuple):
+    """Bytes on a GPU: of tensors, and of what the allocator has taken from the device; None where they are unknown.
+
+    A CUDA graph keeps what its temporary tensors have had, which counts as reserved alone.
+    """
+
+    allocated: int | None = None
+    reserved: int | None = None
+
+
 class Contender(ABC):
     """Trains a network, in turns of many batches."""
 
@@ -71,11 +81,11 @@ class Contender(ABC):
         """
 
     @abstractmethod
-    def extra(self, before: int | None) -> int | None:
-        """The peak bytes of the last turns beyond weights, optimizer state and data; None where they are unknown.
+    def extra(self, before: Memory) -> Memory:
+        """The peak of the last turns beyond weights, optimizer state and data.
 
         Args:
-            before: The bytes that were allocated before it was made, on a GPU.
+            before: What there was before it was made.
         """
 
 
@@ -86,12 +96,13 @@ class TorchContender(Contender):
     def persistent(self) -> Iterable[Tensor]:
         """Weights, buffers and optimizer state."""
 
-    def extra(self, before: int | None) -> int | None:
+    def extra(self, before: Memory) -> Memory:
         """The peak since the allocator's was reset."""
-        if before is None:
-            return None
+        if before.allocated is None or before.reserved is None:
+            return before
         own = sum(tensor.nbytes for tensor in self.persistent() if tensor.is_cuda)
-        return torch.cuda.max_memory_allocated() - before - own
+        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        return Memory(allocated - before.allocated - own, reserved - before.reserved - own)
 
 
 class Repeated(TorchContender):
@@ -137,27 +148,29 @@ def state_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 class Built(NamedTuple):
-    """A contender that is warm; `extra` is its peak bytes beyond weights, optimizer state and data."""
+    """A contender that is warm, and its peak beyond weights, optimizer state and data."""
 
     contender: Contender
     seconds: float  # of a batch, roughly: others may compile meanwhile
-    extra: int | None
+    extra: Memory
 
 
 def build(make: Callable[[], Contender], device: str) -> Built:
     """Build a contender, warm it up, and measure its memory."""
-    before = None if device == "cpu" else _allocated()
+    before = _memory(device)
     contender = make()
     contender.turns(WARM_UP, 1)
-    if before is not None:
-        _allocated()
-        torch.cuda.reset_peak_memory_stats()
+    _memory(device)
     [seconds] = contender.turns(WARM_UP, 1)
     return Built(contender, seconds, contender.extra(before))
 
 
-def _allocated() -> int:
-    """The bytes that are allocated on the GPU, once nothing runs there and no garbage is left."""
+def _memory(device: str) -> Memory:
+    """The memory in use, once nothing runs and no garbage is left; peaks are counted from here."""
+    if device == "cpu":
+        return Memory()
     gc.collect()
     torch.cuda.synchronize()
-    return torch.cuda.memory_allocated()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return Memory(torch.cuda.memory_allocated(), torch.cuda.memory_reserved())

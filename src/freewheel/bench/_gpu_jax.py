@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from freewheel.bench._gpu_cases import Case
-from freewheel.bench._gpu_contender import OPTIMIZER, Batches, Contender
+from freewheel.bench._gpu_contender import OPTIMIZER, Batches, Contender, Memory
 from freewheel.bench._jax_net import NETS, make_state, make_step
 
 
@@ -46,9 +46,9 @@ class Compiled(Contender):
         self._jax.block_until_ready(self._state)
         return time.perf_counter() - started
 
-    def extra(self, before: int | None) -> int | None:
+    def extra(self, before: Memory) -> Memory:
         """What the compiler has set aside, beyond the state that a step replaces."""
         found = self._step.memory_analysis()
-        if before is None or found is None:
-            return None
-        return found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+        if before.allocated is None or found is None:
+            return Memory()
+        return Memory(found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes)

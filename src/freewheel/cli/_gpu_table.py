@@ -9,7 +9,7 @@ from freewheel.cli._bench_tables import show_grid
 from freewheel.cli._output import new_table, print_line, print_table
 
 MIB = 1 << 20
-COLUMNS = ("ms per batch", "images/s", "+MiB", "times eager BP", "", "times the best other")
+COLUMNS = ("ms per batch", "images/s", "+MiB", "reserved", "times eager BP", "", "times the best other")
 
 
 def show_gpu(result: Mapping[str, Any]) -> None:
@@ -23,7 +23,7 @@ def show_gpu(result: Mapping[str, Any]) -> None:
     if result["speed_ups"]:
         _show_sweep(result["speed_ups"])
     else:
-        print_line("+MiB: the peak beyond weights, optimizer state and data.")
+        print_line("+MiB: the peak of tensors beyond weights, optimizer state and data; reserved: of the allocator.")
         print_line("times the best other: of PyTorch and JAX, with the same kind of gradient.")
     for finding in result["findings"]:
         print_line(f"{finding['about']}: {finding['found']:.3f} ({finding['unit']} {finding['limit']:g} expected)")
@@ -51,11 +51,11 @@ def _show_sweep(speed_ups: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    eager, best, extra = row["over_eager"], row["over_best"], row["extra"]
+    eager, best = row["over_eager"], row["over_best"]
     return [
         f"{1e3 * row['seconds']:.3f}",
         f"{row['images_per_second']:,.0f}",
-        "" if extra is None else f"{extra / MIB:,.0f}",
+        *("" if row[key] is None else f"{row[key] / MIB:,.0f}" for key in ("extra", "reserved")),
         "" if eager is None else f"{eager:.2f}",
         "slower" if eager is not None and eager < 1 and row["kind"] == "freewheel" else "",
         "" if best is None else f"{best:.2f}",
