@@ -14,7 +14,7 @@ from command_line import freewheel
 from freewheel import models
 from freewheel.bench import _memory, _memory_contenders
 from freewheel.bench._memory_accountant import changes, peak_extra, peak_resident
-from freewheel.bench._memory_contenders import CONTENDERS, contenders_on, make_contender
+from freewheel.bench._memory_contenders import CONTENDERS, contenders_for, make_contender
 from freewheel.bench._memory_nets import CLASSES, Net, loss
 from freewheel.bench._memory_picture import STYLES
 from freewheel.bench._memory_process import Template, measure
@@ -195,7 +195,7 @@ def test_the_layers_of_resnet18_are_the_network():
 
 
 @needs_cuda
-@pytest.mark.parametrize("name", list(contenders_on("cuda")))
+@pytest.mark.parametrize("name", list(contenders_for(ANY[0], "cuda")))
 def test_every_contender_on_a_gpu(name: str):
     for net in ANY[:2]:
         assert measure(name, net, "cuda")["extra"] > 0
@@ -223,7 +223,7 @@ def test_the_command(tmp_path, monkeypatch: pytest.MonkeyPatch):
     assert "fc-depth, 3 layers: 6 contenders" in result.output
     assert "AsyncFGD, tangents kept" in result.output
     assert (tmp_path / "m.svg").stat().st_size > 0
-    assert list(STYLES) == list(contenders_on("cuda"))
+    assert list(STYLES) == list(contenders_for(ANY[0], "cuda"))
 
 
 def test_an_interrupt_leaves_what_was_measured(tmp_path, monkeypatch: pytest.MonkeyPatch):

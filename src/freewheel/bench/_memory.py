@@ -15,7 +15,7 @@ import torch
 
 from freewheel._errors import one_of
 from freewheel.bench._machine import machine
-from freewheel.bench._memory_contenders import contenders_on
+from freewheel.bench._memory_contenders import contenders_for
 from freewheel.bench._memory_nets import Net
 from freewheel.bench._memory_process import Template
 
@@ -100,10 +100,11 @@ def memory(
         for sweep in chosen:
             found.append({**asdict(sweep), "rows": []})
             for value, net in zip(sweep.values, sweep.nets()):
-                for name in contenders_on(device):
+                names = contenders_for(net, device)
+                for name in names:
                     known[name, net] = known.get((name, net)) or template.measure(name, net, device)
                     found[-1]["rows"].append({"value": value, "contender": name, **known[name, net]})
-                log(f"{sweep.name}, {value} {sweep.unit}: {len(contenders_on(device))} contenders")
+                log(f"{sweep.name}, {value} {sweep.unit}: {len(names)} contenders")
     except KeyboardInterrupt:
         interrupted = True
     finally:

@@ -95,9 +95,9 @@ def forward_gradients(
     return partial(trainer.fit, progress=False)
 
 
-def contenders_on(device: str) -> dict[str, Callable[..., Train]]:
-    """The contenders by name; CUDA graphs need a GPU."""
-    return CONTENDERS if device == "cpu" else CONTENDERS | GRAPHED
+def contenders_for(net: Net, device: str) -> dict[str, Callable[..., Train]]:
+    """The contenders by name; CUDA graphs need a GPU, and do not suit recurrent nets: one for every time step."""
+    return CONTENDERS if device == "cpu" or net.kind == "rnn" else CONTENDERS | GRAPHED
 
 
 def make_contender(name: str, net: Net, device: str) -> tuple[Train, int]:
@@ -106,7 +106,7 @@ def make_contender(name: str, net: Net, device: str) -> tuple[Train, int]:
     They fill the pipeline, and two more; with CUDA graphs, all graphs have been captured by then.
     """
     stages = min(STAGES, net.depth) if name.startswith("AsyncFGD") else 1
-    train = contenders_on(device)[name](net, device, **({"stages": stages} if stages > 1 else {}))
+    train = contenders_for(net, device)[name](net, device, **({"stages": stages} if stages > 1 else {}))
     return train, 8 * stages if name in GRAPHED else stages + 2
 
 
