@@ -9,6 +9,9 @@ import torch
 from torch import nn
 
 import freewheel as fw
+from freewheel.runtime import _threads
+from freewheel.runtime._channels import Channel
+from freewheel.runtime._peer import PeerChannel
 from freewheel.stage import SeededDraws
 from rows import LOCAL, ROWS, batches, network, same_bits, tensors, trainer
 from test_torchrun import HERE, torchrun
@@ -109,6 +112,38 @@ def test_a_gpu_other_than_the_first(runtime):
         trainer(stages, "pipedream", runtime=runtime if device == "cuda:1" else "simulate").fit(batches(8))
         results.append([t.cpu() for t in tensors(*stages)])
         assert torch.cuda.current_device() == 0
+    assert same_bits(*results)
+
+
+def peers(stages, wire):
+    gpu = stages[0].device
+    return PeerChannel(wire.capacity, gpu, gpu) if wire.joins_stages else Channel(wire.capacity)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_messages_copied_on_streams_of_their_own_carry_the_same_bits(row, monkeypatch):
+    """The channels of several GPUs, from one GPU to itself."""
+    monkeypatch.setattr(_threads, "channel_between", peers)
+    results = []
+    for runtime in LOCAL:
+        stages = [stage.cuda() for stage in network(3)]
+        history = trainer(stages, row.make(3), runtime=runtime).fit(batches(), epochs=2, validate=batches(3))
+        results.append((tensors(*stages), history.losses, history.metrics))
+    assert same_bits(results[0][0], results[1][0])
+    assert results[0][1:] == results[1][1:]
+
+
+@pytest.mark.parametrize("method", ["pipedream", "dsp"])
+def test_large_messages_copied_on_streams_of_their_own(method, monkeypatch):
+    """Copies take longer than launches: without their events, a stage would read or overwrite them too early."""
+    monkeypatch.setattr(_threads, "channel_between", peers)
+    g, results = torch.Generator().manual_seed(1), []
+    loader = [(torch.randn(512, 16, generator=g), torch.randint(3, (512,), generator=g)) for _ in range(20)]
+    for runtime in LOCAL:
+        torch.manual_seed(0)
+        stages = [nn.Linear(16, 4096).cuda(), nn.Sequential(nn.ReLU(), nn.Linear(4096, 3)).cuda()]
+        trainer(stages, method, runtime=runtime).fit(loader)
+        results.append(tensors(*stages))
     assert same_bits(*results)
 
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ import torch
 from freewheel._cores import intra_op_threads
 from freewheel.runtime._channels import SHUTDOWN_SECONDS, WAKE_SECONDS, ClosedError
 from freewheel.runtime._interpreter import Interpreter
+from freewheel.runtime._peer import channel_between
 from freewheel.runtime._run import Cut, LocalRun, Outcome, Run
 from freewheel.runtime._runtime import Runtime
 
@@ -47,7 +49,7 @@ class Threads(Runtime):
         events: Events = queue.SimpleQueue()
         run.on_complete = lambda cut: events.put(Event(cut=cut))
         with run.begun() as stages:
-            local = LocalRun(run, stages)
+            local = LocalRun(run, stages, partial(channel_between, stages))
 
             def fail(error: BaseException) -> None:
                 events.put(Event(error=error))
