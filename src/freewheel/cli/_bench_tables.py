@@ -162,11 +162,10 @@ def show_grid(
     cell: Callable[[Row], str],
 ) -> None:
     """Print a table with a line for each value of one key, and a column for each value of another."""
-    columns = [header(value) for value in dict.fromkeys(found[column] for found in rows)]
-    names = dict.fromkeys(found[row] for found in rows)
-    _show_rows(
-        title, ("", *columns), [(name, *(cell(found) for found in rows if found[row] == name)) for name in names]
-    )
+    values, names = (dict.fromkeys(found[key] for found in rows) for key in (column, row))
+    cells = {(found[row], found[column]): cell(found) for found in rows}
+    lines = [(name, *(cells.get((name, value), "") for value in values)) for name in names]
+    _show_rows(title, ("", *map(header, values)), lines)
 
 
 def _beside(ours: Iterable[float], paper: Iterable[float] = ()) -> list[str]:
