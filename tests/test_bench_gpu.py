@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy
 import pytest
@@ -19,11 +20,12 @@ from freewheel.bench._gpu_contender import Memory, build, build_network, make_ba
 from freewheel.bench._gpu_epoch import freewheel_makers
 from freewheel.bench._gpu_ours import Training
 from freewheel.bench._gpu_process import Failed, Team
-from freewheel.bench._gpu_torch import PEERS, pytorch_makers
+from freewheel.bench._gpu_torch import PEERS, Graphed, pytorch_makers
 from freewheel.bench._jax_net import NETS, make_loss, make_state
 from spread import exhaustive
 from vision import declare_operators
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 TINY = Case(
     name="tiny",
     net="digits-cnn",
@@ -294,3 +296,22 @@ def test_networks_in_jax_are_the_same(name: str):
     there = torch.from_numpy(numpy.array(gradient["stem"]["conv"]))
     assert (there - wanted).norm() < 0.01 * wanted.norm()
     assert jax.tree.structure(make_state(jax, NETS[name])[0]) == jax.tree.structure(weights)
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", [name for name in PEERS if "compiled" not in name])
+def test_peers_on_a_gpu_take_the_same_steps(name: str):
+    case = replace(TINY, net="resnet-20", shape=(3, 32, 32), batch=8)
+    batches = make_batches(case, "cuda")
+    wanted, found = (build(partial(PEERS[each], case, batches, "cuda"), "cuda") for each in ("bp, eager", name))
+    assert found.extra.allocated > 0
+    assert found.extra.reserved >= found.extra.allocated
+    if name.startswith("bp"):
+        plain, other = momentum(wanted.contender), momentum(found.contender)
+        assert (plain - other).norm() < 0.1 * plain.norm()
+
+
+def momentum(contender) -> torch.Tensor:
+    """The sum of all gradients so far, roughly: it tells which batches were used."""
+    optimizer = (contender._eager if isinstance(contender, Graphed) else contender)._optimizer
+    return torch.cat([state["momentum_buffer"].flatten() for state in optimizer.state.values()])

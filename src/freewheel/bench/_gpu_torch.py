@@ -17,7 +17,6 @@ from freewheel.bench._gpu_contender import OPTIMIZER, Batches, Contender, Repeat
 from freewheel.bench._jvp import jvp_step
 
 Peer = Callable[[Case, Batches, str], Contender]
-EAGER_STEPS = 3  # before a capture, as PyTorch recommends
 
 
 def backprop(
@@ -69,34 +68,27 @@ def forward_mode(
 
 
 class Graphed(TorchContender):
-    """A training step as one CUDA graph; its first turns are eager."""
+    """A training step as one CUDA graph; its first turns are eager, on the stream that it is captured on."""
 
     def __init__(self, eager: Repeated, batches: Batches) -> None:
         self._eager, self._static = eager, [tensor.clone() for tensor in batches[0]]
+        self._stream = torch.cuda.Stream()
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._warm, self._step = False, eager.step
+        self._warm = False
 
     def turns(self, steps: int, count: int) -> list[float]:
         """The seconds a batch of each turn."""
         if not self._warm:
             self._warm = True
-            return self._eager.turns(steps, count)
+            torch.cuda.synchronize()
+            with torch.cuda.stream(self._stream):
+                return self._eager.turns(steps, count)
         if self._graph is None:
-            self._graph = self._capture()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=self._stream):
+                self._eager.step(*self._static)
             self._eager.step = self._replay
         return self._eager.turns(steps, count)
-
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(EAGER_STEPS):
-                self._step(*self._static)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._step(*self._static)
-        return graph
 
     def _replay(self, x: Tensor, target: Tensor) -> None:
         assert self._graph is not None
