@@ -9,7 +9,13 @@ from freewheel.cli._bench_tables import show_grid
 from freewheel.cli._output import new_table, print_line, print_table
 
 MIB = 1 << 20
-COLUMNS = ("ms per batch", "images/s", "+MiB", "reserved", "times eager BP", "", "times the best other")
+COLUMNS = ("ms", "images/s", "+MiB", "reserved", "over eager", "", "over best")
+
+LEGEND = (
+    "ms: of a batch, the median. +MiB: the peak of tensors beyond weights, optimizer state and data; reserved: of the",
+    "allocator. over eager: how many times as fast as eager backpropagation in PyTorch. over best: as the best of",
+    "PyTorch and JAX, with the same kind of gradient.",
+)
 
 
 def show_gpu(result: Mapping[str, Any]) -> None:
@@ -23,8 +29,8 @@ def show_gpu(result: Mapping[str, Any]) -> None:
     if result["speed_ups"]:
         _show_sweep(result["speed_ups"])
     else:
-        print_line("+MiB: the peak of tensors beyond weights, optimizer state and data; reserved: of the allocator.")
-        print_line("times the best other: of PyTorch and JAX, with the same kind of gradient.")
+        for line in LEGEND:
+            print_line(line)
     for finding in result["findings"]:
         print_line(f"{finding['about']}: {finding['found']:.3f} ({finding['unit']} {finding['limit']:g} expected)")
     print_line(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
