@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +20,7 @@ from freewheel.bench._gpu_compare import Row, compare, findings, speed_ups
 from freewheel.bench._gpu_contender import Memory, build, build_network, make_batches
 from freewheel.bench._gpu_epoch import freewheel_makers
 from freewheel.bench._gpu_ours import Training
-from freewheel.bench._gpu_process import Failed, Team
+from freewheel.bench._gpu_process import Failed, Team, Worker
 from freewheel.bench._gpu_torch import PEERS, Graphed, pytorch_makers
 from freewheel.bench._jax_net import NETS, make_loss, make_state
 from spread import exhaustive
@@ -250,6 +251,28 @@ def test_a_sweep_is_a_table_of_speed_ups(inline, monkeypatch: pytest.MonkeyPatch
     })  # fmt: skip
     printed = freewheel("bench", "gpu", "--sweep").stdout.split()
     assert [word for word in printed if "." in word] == ["1.50", "1.20", "3.00", "1.50"]
+
+
+def test_a_process_that_ends_loses_its_contenders_alone(inline, monkeypatch: pytest.MonkeyPatch):
+    real = Team.build
+
+    def build(self, deadline):
+        return [Failed("its process ended with -9")] if self._kind == "PyTorch" else real(self, deadline)
+
+    monkeypatch.setattr(Team, "build", build)
+    rows = _gpu.gpu(device="cpu", repeats=1, log=lambda _: None)["cases"][0]["rows"]
+    assert {row["error"] for row in rows if row["kind"] == "PyTorch"} == {"its process ended with -9"}
+    assert all(row["seconds"] > 0 for row in rows if row["kind"] == "freewheel")
+
+
+@exhaustive
+def test_the_end_of_a_process_is_noticed():
+    worker = Worker(TINY, "PyTorch", "cpu")
+    try:
+        worker._process.kill()
+        assert worker.receive(time.monotonic() + 60) == Failed("its process ended with -9")
+    finally:
+        worker.stop()
 
 
 @exhaustive
