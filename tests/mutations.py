@@ -290,6 +290,13 @@ MUTATIONS = [
         "if torch.is_grad_enabled() != self._grad_enabled or self.autocast.entered:",
         "if False:",
     ),
+    # -- data
+    Mutation(
+        "augmentation-of-another-batch",
+        "data/_loader.py",
+        "yield [None if each is None else each[i] for each in parts]",
+        "yield [None if each is None else each[i // 2] for each in parts]",
+    ),
 ]
 
 
