@@ -269,3 +269,24 @@ def test_weights_that_are_used_twice_have_one_tangent(perturb):
 def test_it_needs_a_gpu():
     with pytest.raises(ValueError, match=r"runtime='graph' with stages on cpu: it needs all stages on one CUDA device"):
         trainer(network(2), "pipedream", runtime="graph").fit(batches(3))
+
+
+@needs_cuda
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "method",
+    [fw.AsyncFGD(compile=True, scale=0.1), fw.FGDSync(compile=True, micro=2), fw.AsyncFGD(compile=True, tangents=2)],
+    ids=["asyncfgd", "micro", "tangents"],
+)
+def test_tangents_drawn_inside_kernels(method, optimizer):
+    def stages():
+        torch.manual_seed(0)
+        return [
+            nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU()),
+            nn.Sequential(nn.Linear(8, 8), nn.ReLU()),
+            nn.Linear(8, 3),
+        ]
+
+    loader = [*batches(11), *batches(1, size=2)]
+    options = {"optimizer": OPTIMIZERS[optimizer], "epochs": 3}
+    assert_same(*(trained(method, runtime, stages(), loader, **options) for runtime in BOTH))

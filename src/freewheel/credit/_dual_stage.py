@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,6 +53,10 @@ if TYPE_CHECKING:
     from freewheel.credit.forward import Forward
 
 
+COUNTS = ["cuda"]  # the devices whose compiled kernels draw tangents; on a CPU torch's generator is faster
+Draw = Callable[[Sequence[Tensor]], list[Tensor]]
+
+
 class DualInput(NamedTuple):
     """The input of a stage's passes."""
 
@@ -80,9 +84,11 @@ class DualStage(Stage):
         self._recurrent = recurrent_layers(self.module)
         self._recurs_later = forward.recurs_later[self.index]
         self._states: list[list[Any]] = []  # of recurrent layers, for each tangent
-        self._compiled: dict[Any, CompiledPass] = {}  # by the trained parameters and whether there is a loss
+        self._compiled: dict[Any, CompiledPass] = {}  # by the trained parameters, a loss, a scale
         self._signatures: dict[Any, Any] = {}  # likewise, the inputs to compile for in a resumed run
         self._compiles = forward.compile and not self._recurrent
+        real = all(p.is_floating_point() for p in self.module.parameters())
+        self._counts = forward.counts and real and self.device.type in COUNTS  # whether kernels draw the tangents
         self._directions = self._make_directions()
 
     @abstractmethod
@@ -131,7 +137,14 @@ class DualStage(Stage):
         if x.constant and pending.frozen and not self._recurrent:  # without tangents, all passes are the same
             return [self._run(unit, 0, pending, x)] * count
         out = self._run_compiled(unit, pending, x) if self._compiles else None
-        return [self._run(unit, p, pending, x) for p in range(count)] if out is None else out
+        if out is not None:
+            return out
+        drawn = self._directions.counted.draw_all(pending, [self._tangent_key(unit, 0)[0]]) if self._counts else {}
+        pending.passed.tangents |= drawn
+        out = [self._run(unit, p, pending, x) for p in range(count)]
+        for key in drawn:
+            del pending.passed.tangents[key]
+        return out
 
     def _run(self, unit: Unit, p: int, pending: PendingBatch, x: DualInput) -> SplitDuals:
         """Run one pass."""
@@ -156,7 +169,11 @@ class DualStage(Stage):
 
         A pass is compiled for the first form of input, and again if other parameters are trained.
         """
-        key = tuple(alpha > 0 for alpha in pending.alphas), x.has_loss
+        key = (
+            tuple(alpha > 0 for alpha in pending.alphas),
+            x.has_loss,
+            self._counts and set(pending.alphas) <= {0.0, 1.0},
+        )
         target, target_shape = flatten(to_device(x.target, self.device))
         ready = self._compiled.get(key)
         known = self._signatures.get(key) if ready is None else ready.signature
@@ -168,9 +185,7 @@ class DualStage(Stage):
             warnings.warn(f"stage {self.index} draws random numbers (dropout?) and is not compiled", stacklevel=1)
             self._compiles = False
             return None
-        keys = [self._tangent_key(unit, p) for p in range(self.tangents.tangents)]
-        sources = [TangentSource(self._directions, pending, each) for each in keys]
-        us = {index: torch.stack([source.tangent(index) for source in sources]) for index in used}  # pyright: ignore
+        given, draw = self._tangents_for(unit, pending, used)
         if ready is None:
             with restored_buffers(self.module):
                 ready = self._compiled[key] = CompiledPass(
@@ -179,12 +194,23 @@ class DualStage(Stage):
                     (copies(x.leaves), x.shape),
                     [copies(each) for each in x.tangents],
                     (target, target_shape),
-                    us,
+                    used,
+                    given,
+                    draw,
                     edits=self._edits,
                 )
         values = copies(x.leaves) if self._edits and (self.index == 0 or self.launch.fixed) else x.leaves
         self._alias_guard.note_input(values)
-        return ready(values, x.tangents, target, list(us.values()))
+        return ready(values, x.tangents, target, given)
+
+    def _tangents_for(self, unit: Unit, pending: PendingBatch, used: Sequence[int]) -> tuple[list[Tensor], Draw]:
+        """Return what the tangents of a compiled pass are computed from, and how."""
+        keys = [self._tangent_key(unit, p) for p in range(self.tangents.tangents)]
+        if self._counts:
+            pending.passed.used |= set(used)
+            return self._directions.counted.given(pending, keys[0][0]), self._directions.counted.drawer(used)
+        sources = [TangentSource(self._directions, pending, each) for each in keys]
+        return [torch.stack([source.tangent(index) for source in sources]) for index in used], list  # pyright: ignore
 
     def _probe(self, unit: Unit, pending: PendingBatch, x: DualInput) -> list[int]:
         """Run a pass on copies to find the used parameters, and detect random numbers and edits of the input."""

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from freewheel.corrections import Gradients
 from freewheel.credit._dual_loss import loss_and_derivative, loss_and_derivatives, no_loss
-from freewheel.credit._dual_stage import DualInput, DualStage
+from freewheel.credit._dual_stage import DualInput
+from freewheel.credit._dual_update import DualUpdateStage
 from freewheel.credit._graph import gradient_norms
 from freewheel.credit._parameters import padding_rows, parameter_names
 from freewheel.plan import Message, Op, Unit
@@ -28,7 +29,6 @@ from freewheel.stage import (
     Tree,
     Verbs,
     WeightVersions,
-    add,
     check_no_hooks,
     check_no_module_hooks,
     check_not_compiled,
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from freewheel.credit.forward import Forward
 
 DERIVATIVE = Message("d", "directional derivative", way=-1, made_by=Op.FORWARD, needed_by=Op.UPDATE, relayed=True)
-# Optimizers that treat each parameter independently, so that a step may be split by parameters.
-ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad)
 
 
 class MicroResult(NamedTuple):
@@ -53,7 +51,7 @@ class MicroResult(NamedTuple):
     derivatives: Derivatives
 
 
-class ForwardStage(DualStage):
+class ForwardStage(DualUpdateStage):
     """A stage with forwards and updates only."""
 
     def __init__(self, blueprint: Blueprint, forward: Forward) -> None:
@@ -81,7 +79,7 @@ class ForwardStage(DualStage):
             padding_rows(self.module),
             self.device,
             per_micro_batch=own,
-            seeded=lambda generator, key: self.launch.seeded(generator, key),
+            launcher=lambda: self.launch,
         )
 
     def check(self) -> None:
@@ -257,44 +255,13 @@ class ForwardStage(DualStage):
             assert self._learns is not None
             pending, derivatives = self._learns
             settings = pending.alphas, pending.passed
-            self.launch("update", self._learning, self._trickle, *settings, fed=(derivatives,))
+            self.launch("update", self._learning, self._step_by_parts, *settings, fed=(derivatives,))
             self._stepped()
             self.version += 1
         self._gradients, self._learns = [], None
-
-    def _needs_all(self) -> bool:
-        """Whether anything needs all gradients of a batch at once."""
-        optimizer = self.optimizer
-        elementwise = type(optimizer) in ELEMENTWISE and not optimizer._optimizer_step_pre_hooks  # pyright: ignore
-        elementwise = elementwise and not optimizer._optimizer_step_post_hooks  # pyright: ignore
-        clips, perturbs = self.config.clip is not None, self.tangents.perturb == "activations"
-        return bool(self.corrections) or clips or perturbs or not elementwise
-
-    @torch.no_grad()
-    def _trickle(self, unit: Unit, alphas: Sequence[float], passed: Passed, derivatives: Derivatives) -> None:
-        pending = PendingBatch(self.first_batch + unit[0], alphas, passed)
-        held, largest = 0, max((p.numel() for p in self.weights.live), default=0)
-        for index, weight in enumerate(self._directions.parameters):
-            weight.grad = self._directions.gradient(pending, derivatives, index)
-            held += 0 if weight.grad is None else weight.numel()
-            if held >= largest:
-                self._step()
-                held = 0
-        self._step()  # even without gradients left, so that the optimizer counts the step
 
     def _all_gradients(self) -> Gradients:
         assert self._learns is not None
         pending, derivatives = self._learns
         unit, settings = (pending.batch - self.first_batch, 0), (pending.alphas, pending.passed)
         return self.launch("gradient", unit, self._gradients_of, *settings, fed=(derivatives,))
-
-    @torch.no_grad()
-    def _gradients_of(self, unit: Unit, alphas: Sequence[float], passed: Passed, derivatives: Derivatives) -> Gradients:
-        pending = PendingBatch(self.first_batch + unit[0], alphas, passed)
-        of_activations = self._directions.activation_gradients(pending, derivatives)
-        of_weights = (
-            (i, self._directions.gradient(pending, derivatives, i))
-            for i, p in enumerate(self._directions.parameters)
-            if p.requires_grad
-        )
-        return [add(g, of_activations.get(i)) for i, g in of_weights]

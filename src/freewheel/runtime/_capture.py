@@ -24,11 +24,11 @@ from torch._functorch import config as compiling
 
 from freewheel._trees import tensors_of
 from freewheel.plan import Unit
-from freewheel.runtime._drawn import Generators, Key, KeyRecorder, MismatchError
-from freewheel.runtime._fixed import StepSizes, fingerprint_of, has_state, may_capture_updates
+from freewheel.runtime._drawn import Draw, DrawRecorder, Kind, Sources, without_batch
+from freewheel.runtime._fixed import StepSizes, fingerprint_of, may_capture_updates
 from freewheel.runtime._places import FixedTree, Form, Recorded, forms_of, is_dense
 from freewheel.runtime._recording import recording
-from freewheel.stage import Launcher, SeededDraws, Stage, scratch_buffers
+from freewheel.stage import Launcher, NotYetError, SeededDraws, Stage, has_state, scratch_buffers
 
 T = TypeVar("T")
 FORMS = 4  # of batches that are captured; further ones are computed as on other runtimes
@@ -43,12 +43,12 @@ class CapturedCall:
         graph: torch.cuda.CUDAGraph,
         arguments: Sequence[Any],
         fed: Sequence[FixedTree],
-        generators: Generators,
+        sources: Sources,
         sizes: StepSizes | None,
         result: Any,
     ) -> None:
         self._graph, self._arguments, self._fed = graph, arguments, fed
-        self._generators, self._sizes, self.result = generators, sizes, result
+        self._sources, self._sizes, self.result = sources, sizes, result
         self.forms = forms_of(fed)
 
     def takes(self, arguments: Sequence[Any], fed: Sequence[Any]) -> bool:
@@ -68,8 +68,7 @@ class CapturedCall:
 
     def replay(self, stage: Stage, unit: Unit) -> Any:
         """Compute it, with the random numbers of a unit."""
-        if self._generators:
-            self._generators.seed(stage, unit)
+        self._sources.seed(stage, unit)
         if self._sizes is not None:
             self._sizes.fill()
         self._graph.replay()
@@ -98,11 +97,11 @@ class CapturingLauncher(Launcher):
         self._calls: dict[tuple[str, int, int], list[CapturedCall]] = {}
         self._pools: dict[tuple[int, int], Any] = {}
         self._read: dict[tuple[int, int], torch.cuda.Event] = {}  # when a slot's input has been read for the last time
-        self._drawn: dict[tuple[str, tuple[Form, ...]], list[Key]] = {}  # the random numbers of each function
+        self._drawn: dict[tuple[str, tuple[Form, ...]], list[Draw]] = {}  # the random numbers of each function
         self._last: dict[int, tuple[Form, ...]] = {}  # of the batch before, by micro-batch
         self._updated = False
-        self._recorder: KeyRecorder | None = None  # while a function is called that may be captured
-        self._generators: Generators | None = None  # while one is captured
+        self._recorder: DrawRecorder | None = None  # while a function is called that may be captured
+        self._sources: Sources | None = None  # while one is captured
         self._sizes: StepSizes | None = None
 
     def check_unchanged(self) -> None:
@@ -141,7 +140,7 @@ class CapturingLauncher(Launcher):
         self, name: str, unit: Unit, function: Callable[..., T], arguments: Sequence[Any], fed: Sequence[Any]
     ) -> T:
         """Call a function as other runtimes do."""
-        with self._recorded_keys((name, tuple(Form.of(tree) for tree in fed))):
+        with self._recorded_draws((name, tuple(Form.of(tree) for tree in fed))):
             result = function(unit, *arguments, *fed)
         if fed and self._stage.index == 0:
             for tensor in tensors_of(fed):
@@ -151,12 +150,12 @@ class CapturingLauncher(Launcher):
         return result
 
     @contextmanager
-    def _recorded_keys(self, kind: tuple[str, tuple[Form, ...]]) -> Iterator[None]:
+    def _recorded_draws(self, kind: tuple[str, tuple[Form, ...]]) -> Iterator[None]:
         """Record the random numbers that a function of this kind draws inside the context."""
-        self._recorder = KeyRecorder()
+        self._recorder = DrawRecorder()
         try:
             yield
-            self._drawn[kind] = self._recorder.keys()
+            self._drawn[kind] = self._recorder.draws()
         finally:
             self._recorder = None
 
@@ -170,7 +169,7 @@ class CapturingLauncher(Launcher):
             fixed = [FixedTree(tree, self._stage.device, recorded=tree in self.recorded) for tree in fed]
             try:
                 calls.append(self._capture(name, unit, function, arguments, fixed))
-            except MismatchError:  # an update: the optimizer makes a state first, or other tangents are drawn
+            except NotYetError:  # an update: the optimizer makes a state first, or other tangents are drawn
                 pays = False
             self.caller.wait_stream(self.stream)
         self._updated = self._updated or name == "update"
@@ -204,7 +203,7 @@ class CapturingLauncher(Launcher):
             self._warm_up(kind, unit, function, arguments, fixed)
         try:
             return self._capture_once(kind, unit, function, arguments, fixed)
-        except MismatchError:  # the second call draws less than the first, which has found out what is used twice
+        except NotYetError:  # the second call draws less than the first, which has found out what is used twice
             self._warm_up(kind, unit, function, arguments, fixed)
             return self._capture_once(kind, unit, function, arguments, fixed)
 
@@ -217,16 +216,16 @@ class CapturingLauncher(Launcher):
         fixed: Sequence[FixedTree],
     ) -> CapturedCall:
         graph, name = torch.cuda.CUDAGraph(), kind[0]
-        self._generators = generators = Generators(self._drawn.get(kind, ()), graph, self._stage.device)
-        self._sizes = StepSizes(self._stage) if name == "update" else None
+        self._sources = sources = Sources(self._drawn.get(kind, ()), graph, self._stage.device)
+        self._sizes, self.captures = StepSizes(self._stage) if name == "update" else None, True
         pool = self._pools.setdefault((unit[0] % self._slots, unit[1]), torch.cuda.graph_pool_handle())
         try:
             with recording(graph, pool, f"the {name} of stages[{self._stage.index}]"):
                 result = function(unit, *arguments, *(each.tree for each in fixed))
         finally:
-            sizes, self._sizes, self._generators = self._sizes, None, None
+            sizes, self._sizes, self._sources, self.captures = self._sizes, None, None, False
         self.recorded.add(result)
-        return CapturedCall(graph, arguments, fixed, generators, sizes, result)
+        return CapturedCall(graph, arguments, fixed, sources, sizes, result)
 
     def _warm_up(
         self,
@@ -246,7 +245,7 @@ class CapturingLauncher(Launcher):
             with (
                 scratch_buffers(self._stage.module),
                 compiling.patch(donated_buffer=False),
-                self._recorded_keys(kind),
+                self._recorded_draws(kind),
             ):
                 function(unit, *arguments, *(each.tree for each in fixed))
         finally:
@@ -259,8 +258,8 @@ class CapturingLauncher(Launcher):
 
     def draws(self, *key: int) -> SeededDraws:
         """Return random numbers whose seed a replay can set."""
-        if self._generators is not None:
-            return SeededDraws(*key, generator=self._generators.of_unit())
+        if self._sources is not None:
+            return SeededDraws(*key, generator=self._sources.next(Kind.UNIT))
         draws = SeededDraws(*key)
         if self._recorder is not None:
             self._recorder.add(draws)
@@ -268,11 +267,20 @@ class CapturingLauncher(Launcher):
 
     def seeded(self, generator: torch.Generator, key: tuple[int, ...]) -> torch.Generator:
         """Return a generator whose seed a replay can set."""
-        if self._generators is not None:
-            return self._generators.of_key(key)
+        return self._source(Kind.GENERATOR, key) or super().seeded(generator, key)
+
+    def seed(self, device: torch.device, key: tuple[int, ...]) -> Tensor:
+        """Return a seed that a replay can set."""
+        found = self._source(Kind.SEED, key)
+        return super().seed(device, key) if found is None else found
+
+    def _source(self, kind: Kind, key: tuple[int, ...]) -> Any:
+        """Return the source of random numbers in a capture; otherwise record that they are drawn."""
+        if self._sources is not None:
+            return self._sources.next(kind, without_batch(key))
         if self._recorder is not None:
-            self._recorder.add(key)
-        return super().seeded(generator, key)
+            self._recorder.add(Draw(kind, without_batch(key)))
+        return None
 
     @contextmanager
     def sized(self, optimizer: torch.optim.Optimizer, scale: float) -> Iterator[None]:
@@ -281,7 +289,8 @@ class CapturingLauncher(Launcher):
             with super().sized(optimizer, scale):
                 yield
             return
-        if not has_state(optimizer):
-            raise MismatchError
+        weights = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if not has_state(optimizer, weights):
+            raise NotYetError
         with self._sizes.on_device(scale):
             yield

@@ -1,78 +1,90 @@
-"""The random numbers of captured functions: a generator for each key, seeded before every replay."""
+"""The random numbers of captured functions: generators and seeds, set before every replay."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from freewheel._seeds import seed_of
 from freewheel.plan import Unit
-from freewheel.stage import SeededDraws, Stage
-
-UNIT: tuple[int, ...] = ()  # the key of a unit's own random numbers
-Key = tuple[int, ...] | None  # with 0 in place of the batch; None: nothing is drawn
+from freewheel.stage import NotYetError, SeededDraws, Stage
 
 
-class MismatchError(Exception):
-    """A function draws other random numbers than when it was called before it was captured."""
+class Kind(Enum):
+    """What random numbers are drawn with."""
+
+    UNIT = "the generator of a unit's own random numbers"
+    GENERATOR = "a generator, seeded with a key"
+    SEED = "the seed of a key, on the device"
 
 
-class KeyRecorder:
-    """The keys of the random numbers that a function draws, in order."""
+class Draw(NamedTuple):
+    """Random numbers that a function draws."""
+
+    kind: Kind
+    key: tuple[int, ...] = ()  # with 0 in place of the batch
+    used: bool = True
+
+
+class DrawRecorder:
+    """What a function draws, in order."""
 
     def __init__(self) -> None:
-        self._found: list[SeededDraws | tuple[int, ...]] = []
+        self._found: list[SeededDraws | Draw] = []
 
-    def add(self, found: SeededDraws | tuple[int, ...]) -> None:
-        """Add a context of the unit's own random numbers, or a key."""
-        self._found.append(found if isinstance(found, SeededDraws) else without_batch(found))
+    def add(self, found: SeededDraws | Draw) -> None:
+        """Add a context of the unit's own random numbers, or others."""
+        self._found.append(found)
 
-    def keys(self) -> list[Key]:
-        """Return the keys, once the function has returned."""
-        return [(UNIT if each.used else None) if isinstance(each, SeededDraws) else each for each in self._found]
+    def draws(self) -> list[Draw]:
+        """Return all, once the function has returned."""
+        return [Draw(Kind.UNIT, used=e.used) if isinstance(e, SeededDraws) else e for e in self._found]
 
 
-class Generators:
-    """The generators of a captured function.
+class Sources:
+    """The generators and seeds of a captured function.
 
     Args:
-        keys: The keys of what it draws, in order.
+        draws: What it draws, in order.
         graph: The graph that it will be captured as.
         device: The device.
     """
 
-    def __init__(self, keys: Sequence[Key], graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
-        self._keys = keys
-        self._made = [None if key is None else torch.Generator(device) for key in keys]
-        self._left = iter(zip(keys, self._made))
-        for generator in self._made:
-            if generator is not None:
-                graph.register_generator_state(generator)
+    def __init__(self, draws: Sequence[Draw], graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
+        self._made = [(draw, self._source(draw, graph, device)) for draw in draws]
+        self._left = iter(self._made)
 
-    def of_unit(self) -> torch.Generator | None:
-        """Return the generator of the next context."""
-        key, generator = next(self._left, (None, None))
-        if key:
-            raise MismatchError
+    def _source(self, draw: Draw, graph: torch.cuda.CUDAGraph, device: torch.device) -> torch.Generator | Tensor | None:
+        if draw.kind is Kind.SEED:
+            return torch.zeros((), dtype=torch.int64, device=device)
+        if not draw.used:
+            return None
+        generator = torch.Generator(device)
+        graph.register_generator_state(generator)
         return generator
 
-    def of_key(self, key: tuple[int, ...]) -> torch.Generator:
-        """Return the generator of a key."""
-        expected, generator = next(self._left, (None, None))
-        if generator is None or expected != without_batch(key):
-            raise MismatchError
-        return generator
+    def next(self, kind: Kind, key: tuple[int, ...] = ()) -> Any:
+        """Return the source of the next draw, which must be this one, as in the call before."""
+        draw, source = next(self._left, (None, None))
+        if draw is None or draw[:2] != (kind, key):
+            raise NotYetError
+        return source
 
     def seed(self, stage: Stage, unit: Unit) -> None:
         """Seed all for a unit."""
-        own = seed_of(*stage.key_of(unit))
-        for key, generator in zip(self._keys, self._made):
-            if generator is not None:
-                generator.manual_seed(seed_of(*key[:2], stage.first_batch + unit[0], *key[3:]) if key else own)
-
-    def __bool__(self) -> bool:
-        return any(generator is not None for generator in self._made)
+        for draw, source in self._made:
+            if source is None:
+                continue
+            key = draw.key
+            own = (*key[:2], stage.first_batch + unit[0], *key[3:]) if key else stage.key_of(unit)
+            if isinstance(source, Tensor):
+                source.fill_(seed_of(*own))
+            else:
+                source.manual_seed(seed_of(*own))
 
 
 def without_batch(key: tuple[int, ...]) -> tuple[int, ...]:

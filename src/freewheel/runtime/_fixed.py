@@ -74,17 +74,6 @@ def may_capture_updates(stage: Stage) -> bool:
     return all(chosen) and not any(isinstance(group["lr"], Tensor) or group["differentiable"] for group in groups)
 
 
-def has_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer has the state of all parameters with a gradient, which a captured step cannot make."""
-    for group in optimizer.param_groups:
-        stateless = type(optimizer) is torch.optim.SGD and not group["momentum"]
-        for p in group["params"]:
-            state = optimizer.state.get(p)
-            if p.grad is not None and not stateless and (not state or state.get("momentum_buffer", p) is None):
-                return False
-    return True
-
-
 class StepSizes:
     """The step sizes of an optimizer, on the device, for a captured step; its other settings are fixed."""
 

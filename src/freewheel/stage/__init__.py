@@ -13,7 +13,11 @@ from freewheel.stage._hooks import (
     check_no_module_hooks as check_no_module_hooks,
     check_not_compiled as check_not_compiled,
 )
-from freewheel.stage._launch import Launcher as Launcher, seeded_by_key as seeded_by_key
+from freewheel.stage._launch import (
+    Launcher as Launcher,
+    NotYetError as NotYetError,
+    seeded_by_key as seeded_by_key,
+)
 from freewheel.stage._loss import (
     has_weights as has_weights,
     loss_of as loss_of,
@@ -29,6 +33,7 @@ from freewheel.stage._recurrent import (
 from freewheel.stage._slots import hooked as hooked
 from freewheel.stage._stage import Stage as Stage, Tree as Tree, Verbs as Verbs
 from freewheel.stage._state import (
+    has_state as has_state,
     load_buffers as load_buffers,
     load_tensors as load_tensors,
     restored_buffers as restored_buffers,

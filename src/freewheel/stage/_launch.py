@@ -26,6 +26,10 @@ def seeded_by_key(generator: torch.Generator, key: tuple[int, ...]) -> torch.Gen
     return generator.manual_seed(seed_of(*key))
 
 
+class NotYetError(Exception):
+    """Raised by a function that cannot be captured in this call, but maybe after the next one."""
+
+
 class Launcher:
     """Calls each computation.
 
@@ -35,6 +39,7 @@ class Launcher:
     """
 
     fixed = False  # whether tensors keep their places in memory from batch to batch
+    captures = False  # whether a function is being called only to be recorded
     warms_up = False  # whether a function is being called only to be called again
 
     def __call__(
@@ -54,6 +59,10 @@ class Launcher:
     def seeded(self, generator: torch.Generator, key: tuple[int, ...]) -> torch.Generator:
         """Seed a generator with a key: the run's seed, the stage, the batch, and more."""
         return seeded_by_key(generator, key)
+
+    def seed(self, device: torch.device, key: tuple[int, ...]) -> Tensor:
+        """Return the seed of a key, on the device."""
+        return torch.tensor(seed_of(*key), device=device)
 
     def sized(self, optimizer: torch.optim.Optimizer, scale: float) -> AbstractContextManager[None]:
         """Scale the step size of an optimizer inside the context."""

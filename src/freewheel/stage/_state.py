@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -78,3 +78,15 @@ def restored_buffers(module: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in before:
                 buffer.copy_(value)
+
+
+def has_state(optimizer: torch.optim.Optimizer, weights: Collection[Tensor]) -> bool:
+    """Whether an optimizer has made the state of all these weights, as its first step does."""
+    known = {id(weight) for weight in weights}
+    for group in optimizer.param_groups:
+        stateless = type(optimizer) is torch.optim.SGD and not group["momentum"]
+        for p in group["params"]:
+            state = optimizer.state.get(p)
+            if id(p) in known and not stateless and (not state or state.get("momentum_buffer", p) is None):
+                return False
+    return True

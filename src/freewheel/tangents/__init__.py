@@ -1,12 +1,17 @@
 """Tangents: the random directions of forward gradients, drawn from keys, and the dual pass that carries them."""
 
 from freewheel.tangents._activations import Perturber as Perturber
-from freewheel.tangents._compiled import FixedTangents as FixedTangents, compiled as compiled
+from freewheel.tangents._compiled import (
+    FixedTangents as FixedTangents,
+    compiled as compiled,
+    compiled_function as compiled_function,
+)
 from freewheel.tangents._compiled_pass import (
     CompiledPass as CompiledPass,
     SplitDuals as SplitDuals,
     signature_of as signature_of,
 )
+from freewheel.tangents._counted import CountedTangents as CountedTangents
 from freewheel.tangents._directions import (
     Derivatives as Derivatives,
     Directions as Directions,

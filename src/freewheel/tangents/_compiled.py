@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,40 +34,58 @@ class FixedTangents:
         return self._tangents.get(index)
 
 
-def compiled(run: DualFunction, values: list[Tensor], tangents: list[Tensor]) -> DualFunction:
+def compiled(
+    run: DualFunction, values: list[Tensor], given: list[Tensor], tangents_of: Callable[[list[Tensor]], list[Tensor]]
+) -> DualFunction:
     """Compile a function of values and tangents for tensors like these.
 
     Args:
         run: The function for one tangent. Its in-place changes of buffers are compiled, too.
         values: Example values.
-        tangents: Example tangents, stacked in the first dimension.
+        given: Examples of what the tangents are computed from.
+        tangents_of: Computes the tangents, stacked in the first dimension, inside the compiled function.
     """
-    single = [t[0] for t in tangents]
+    with _compiling():
+        every = tangents_of(given)
+        graph = _traced(run, values, [t[0] for t in every])
+        if every and every[0].shape[0] == 1:
+            function = _inductor(lambda v, g: graph(v, [t[0] for t in tangents_of(g)]), values, given)
+            return lambda v, g: _stacked(function(v, g))
+        batched = torch.func.vmap(graph, in_dims=(None, 0), out_dims=(None, 0))  # pyright: ignore
+        return _inductor(lambda v, g: batched(v, tangents_of(g)), values, given)
+
+
+def compiled_function(run: Callable[..., Any], *inputs: list[Tensor], fake: bool = False) -> Callable[..., Any]:
+    """Compile a function of lists of tensors for tensors like these.
+
+    With `fake`, tracing computes nothing and changes none of them.
+    """
+    with _compiling():
+        return _inductor(run, *inputs, fake=fake)
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Explain errors inside the context, in which one thread may be at a time."""
     with _one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the compiler's own
         try:
-            graph = _traced(run, values, single)
-            if tangents and tangents[0].shape[0] == 1:
-                function = _inductor(graph, values, single)
-                return lambda v, t: _stacked(function(v, [each[0] for each in t]))
-            batched = torch.func.vmap(graph, in_dims=(None, 0), out_dims=(None, 0))  # pyright: ignore
-            graph = _traced(batched, values, tangents)
-            return _inductor(graph, values, tangents)
+            yield
         except Exception as error:
             reason = str(error).strip().split("\n")[0]
             raise RuntimeError(f"compile=True: the pass cannot be compiled ({reason}); leave compile out") from error
 
 
-def _traced(run: DualFunction, *inputs: list[Tensor]) -> GraphModule:
-    graph = make_fx(run)(*inputs)
+def _traced(run: Callable[..., Any], *inputs: list[Tensor], fake: bool = False) -> GraphModule:
+    graph = make_fx(run, tracing_mode="fake" if fake else "real")(*inputs)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
 
 
-def _inductor(graph: GraphModule, *inputs: list[Tensor]) -> DualFunction:
+def _inductor(run: Callable[..., Any], *inputs: list[Tensor], fake: bool = False) -> Callable[..., Any]:
     with torch.no_grad():
-        return torch._inductor.compile(graph, list(inputs))  # pyright: ignore
+        return torch._inductor.compile(_traced(run, *inputs, fake=fake), list(inputs))  # pyright: ignore
 
 
 def _stacked(out: tuple[Sequence[Tensor], Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:

@@ -26,7 +26,9 @@ class CompiledPass:
         x: The input's leaves and shape.
         input_tangents: For each tangent, the input's tangents; None for a leaf without one.
         target: The target's leaves and shape.
-        us: For each used parameter, its stacked tangents.
+        used: The used parameters.
+        given: What their tangents are computed from.
+        draw: Computes the stacked tangents of each used parameter, inside the compiled function.
         edits: Whether the module changes its input in place, as tracing does with `x`.
     """
 
@@ -37,11 +39,13 @@ class CompiledPass:
         x: tuple[list[Any], Shape],
         input_tangents: list[list[Tensor | None]],
         target: tuple[list[Any], Shape],
-        us: dict[int, Tensor],
+        used: Sequence[int],
+        given: Sequence[Tensor],
+        draw: Callable[[Sequence[Tensor]], list[Tensor]],
         *,
         edits: bool,
     ) -> None:
-        self.used, self.edits = list(us), edits
+        self.used, self.edits = list(used), edits
         self.signature = signature_of(x[0], input_tangents[0], target[0])
         self._has_tangent = [o is not None for o in input_tangents[0]]
         template = _template([*x[0], *target[0]])
@@ -57,18 +61,24 @@ class CompiledPass:
             out, found = seen[-1]
             return tensors_among(flatten(out)[0]), tensors_among(found)
 
-        self._run = compiled(run, tensors_among([*x[0], *target[0]]), [*self._stacked(input_tangents), *us.values()])
+        stacked = self._stacked(input_tangents)
+        self._run = compiled(
+            run,
+            tensors_among([*x[0], *target[0]]),
+            [*stacked, *given],
+            lambda every: [*every[: len(stacked)], *draw(every[len(stacked) :])],
+        )
         out, found = seen[0]
         leaves, self._shape = flatten(out)
         self._template = _template(leaves)
         self._found = [t is not None for t in found]
 
     def __call__(
-        self, x: list[Any], input_tangents: list[list[Tensor | None]], target: list[Any], us: list[Tensor]
+        self, x: list[Any], input_tangents: list[list[Tensor | None]], target: list[Any], given: Sequence[Tensor]
     ) -> list[SplitDuals]:
         """Run the pass and return the result for each tangent."""
         with torch.no_grad():
-            values, tangents = self._run(tensors_among([*x, *target]), [*self._stacked(input_tangents), *us])
+            values, tangents = self._run(tensors_among([*x, *target]), [*self._stacked(input_tangents), *given])
         out = unflatten(_filled(self._template, values), self._shape)
         results: list[SplitDuals] = []
         for p in range(len(input_tangents)):

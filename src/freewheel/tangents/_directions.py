@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from freewheel._errors import of_type
-from freewheel.stage import described, seeded_by_key
+from freewheel.stage import Launcher, described
 from freewheel.tangents._activations import Perturbation, gradients
-from freewheel.tangents._draw import Drawer, Seeded
+from freewheel.tangents._counted import CountedTangents
+from freewheel.tangents._draw import Drawer
 from freewheel.tangents._options import TangentOptions
 from freewheel.tangents._scale import alphas
 from freewheel.tangents.distributions import find_distribution
@@ -82,7 +83,7 @@ class Directions:
         padding: The untrained row of an embedding, its padding, by the parameter's id.
         device: The stage's device.
         per_micro_batch: Whether each micro-batch has its own tangents.
-        seeded: Seeds a generator with a key, whose third number is that of the batch.
+        launcher: Returns the stage's launcher.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Directions:
         device: torch.device,
         *,
         per_micro_batch: bool = False,
-        seeded: Seeded = seeded_by_key,
+        launcher: Callable[[], Launcher] = Launcher,
     ) -> None:
         self.tangents, self._key, self._per_micro_batch = tangents, key, per_micro_batch
         self.names = [names for names, _ in named]
@@ -103,7 +104,9 @@ class Directions:
         self._groups = [groups.get(id(p), 0.0) if p.requires_grad else 0.0 for p in self.parameters]
         self._index = {id(p): i for i, p in enumerate(self.parameters) if p.requires_grad}
         self._padding = {i: padding[id(p)] for i, p in enumerate(self.parameters) if id(p) in padding}
-        self._drawer = Drawer(find_distribution(tangents.distribution), device, seeded)
+        distribution = find_distribution(tangents.distribution)
+        self._drawer = Drawer(distribution, device, lambda generator, key: launcher().seeded(generator, key))
+        self.counted = CountedTangents(tangents, key, self.parameters, self._padding, device, launcher)
         self._scale: tuple[int, Sequence[float]] | None = None  # epoch, and α of each parameter in it
         self._scales: dict[tuple[float, ...], Sequence[float]] = {}  # all that there were
         self.repeated: set[int] = set()  # parameters used more than once in a pass: drawn once, then cached

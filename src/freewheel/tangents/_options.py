@@ -63,3 +63,9 @@ class TangentOptions:
     def draws_on_cpu(self) -> bool:
         """Whether tangents are drawn on the CPU, for every device."""
         return find_distribution(self.distribution).on_cpu
+
+    @property
+    def counts(self) -> bool:
+        """Whether tangents can be drawn inside compiled kernels."""
+        drawn = self.compile and self.checkpoint and self.direction is None and self.perturb == "weights"
+        return drawn and find_distribution(self.distribution).counted is not None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+Counted = Callable[[Tensor, Sequence[int]], Tensor]
 
 
 class Distribution(ABC):
@@ -22,6 +25,7 @@ class Distribution(ABC):
     """
 
     on_cpu: ClassVar[bool] = False  # whether to draw on the CPU for every device, so that all devices agree
+    counted: Counted | None = None  # draws inside a compiled kernel, from a seed on the device, in float32
 
     @abstractmethod
     def draw(self, out: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,10 +1,12 @@
 """The sphere of radius √d."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from freewheel.tangents.distributions._counted import normal
 from freewheel.tangents.distributions._distribution import Distribution
 
 
@@ -15,3 +17,9 @@ class Sphere(Distribution):
         """Draw a normal tensor and scale it to the radius."""
         out.normal_(generator=generator)
         return out.mul_(math.sqrt(out.numel()) / torch.linalg.vector_norm(out)) if out.numel() else out
+
+    @staticmethod
+    def counted(seed: Tensor, shape: Sequence[int]) -> Tensor:
+        """Draw a normal tensor and scale it to the radius."""
+        out = normal(seed, shape)
+        return out * (math.sqrt(out.numel()) / torch.linalg.vector_norm(out)) if out.numel() else out
