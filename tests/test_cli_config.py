@@ -70,7 +70,7 @@ def test_everything_is_resolved(tmp_path: Path):
         "data": "digits", "limit": 200, "batch-size": 64, "model": "digits-cnn", "stages": 2, "method": "fdg",
         "option": ["shrink=0.5", "order=backward"], "runtime": "threads", "replicas": 1, "slack": 0, "device": "cpu",
         "epochs": 2, "optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight-decay": 0.0005, "schedule": "cosine",
-        "bf16": False, "check": True, "seed": 0, "transfer": False,
+        "bf16": False, "check": True, "compile": False, "seed": 0, "transfer": False,
     }  # fmt: skip
 
 

@@ -47,6 +47,7 @@ class RunConfig:
         clip: The largest gradient norm.
         clip_scope: Whether that norm is over a `stage` or `global` (synchronous methods only).
         autocast: `torch.bfloat16` runs forwards in it.
+        compile: Whether to compile the stages by Inductor, once for each shape of their inputs; see docs/compile.md.
         inputs: The key or position of the input in what the loader gives, where that is a dict or a longer tuple; a
             list of them makes the input a tuple.
         targets: Likewise of the target.
@@ -80,6 +81,7 @@ class RunConfig:
     clip: float | None = None
     clip_scope: Literal["stage", "global"] = "stage"
     autocast: torch.dtype | None = None
+    compile: bool = False
     inputs: Parts | None = None
     targets: Parts | None = None
     batch_dim: int = 0
@@ -106,6 +108,7 @@ class RunConfig:
         whole_number("replicas", self.replicas, least=1)
         whole_number("seed", self.seed, least=0)
         whole_number("slack", self.slack, least=0)
+        of_type("compile", self.compile, bool, "give True or False")
         if self.threads is not None:
             whole_number("threads", self.threads, least=1)
         number("timeout", self.timeout, above=0, hint="the seconds to wait", finite=False)

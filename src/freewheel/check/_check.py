@@ -56,8 +56,10 @@ def check_network(
     """
     options = blueprints[0].options
     network = Network(model, [blueprint.module for blueprint in blueprints], options.config.loss)
+    few = max(SAMPLES, 2 * options.schedule.micro * options.schedule.replicas)
     with seeded(options.config.seed):
-        for count in (max(SAMPLES, 2 * options.schedule.micro * options.schedule.replicas), batch.size):
+        # What is compiled for the whole batch is what will be trained with.
+        for count in (batch.size,) if options.config.compile else (few, batch.size):
             plain, ours = network.copy(), network.copy()
             if plain is None or ours is None:
                 return

@@ -25,6 +25,7 @@ def settings_of(options: StageOptions) -> dict[str, Any]:
         "autocast": repr(config.autocast),
         "seed": config.seed,
         "threads": config.threads,
+        **({"compile": True} if config.compile else {}),  # earlier checkpoints do not have it
     }
     return json.loads(json.dumps(settings))
 

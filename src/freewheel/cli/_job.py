@@ -156,6 +156,7 @@ def _trainer(
         clip=options.clip,
         autocast=torch.bfloat16 if options.bf16 else None,
         check=options.check,
+        compile=options.compile,
         threads=options.threads,
         slack=options.slack,
         slow=settings.stragglers,

@@ -12,6 +12,7 @@ from torch import Tensor
 from freewheel._trees import differentiable
 from freewheel.corrections import Gradients
 from freewheel.credit._graph import (
+    EDITS_LATE,
     REENTRANT,
     Cotangents,
     Graph,
@@ -20,11 +21,13 @@ from freewheel.credit._graph import (
     contents,
     differentiate,
     gradient_norms,
+    gradient_slots,
     summed,
 )
 from freewheel.plan import GRADIENT, Op, Unit
 from freewheel.stage import (
     Blueprint,
+    CompiledFunction,
     Shape,
     Stage,
     Tree,
@@ -51,13 +54,17 @@ class ChainStage(Stage):
         super().__init__(blueprint)
         self.passes_back = self.index > 0  # whether to compute input gradients for the previous stage
         self.recomputes = self.delay > 0 and self.schedule.weights == "recompute"
+        self._changes_weights = self.delay > 0 and self.schedule.weights == "current"
         self._inspects, self._reentrant = True, False
+        if self.config.compile:
+            options = {"recomputes": not self._changes_weights, "donates": self.config.runtime != "graph"}
+            self._compute = CompiledFunction(self._plain_call, self.module, self.index, blueprint.code, **options)
         self._forget()
 
     def check(self) -> None:
         """Reject compiled modules whose backward must see other weights than their forward."""
         super().check()
-        if self.delay and self.schedule.weights == "current":
+        if self._changes_weights:
             check_not_compiled(self.module, self.index, "weights='current'")
 
     @property
@@ -95,8 +102,8 @@ class ChainStage(Stage):
         self._input_gradients: Gradients = ()  # to send
 
     def _make_weights(self) -> WeightVersions:
-        seen = self.corrections.backward_weights
-        return late_weights(self.module, self.schedule, self.delay, seen, fixed=self.launch.fixed)
+        given = self.module, self.schedule, self.delay, self.corrections.backward_weights
+        return late_weights(*given, fixed=self.launch.fixed)
 
     def forward(
         self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0, weight: float = 1.0
@@ -169,11 +176,8 @@ class ChainStage(Stage):
         with torch.enable_grad(), self.weights.forward(self.version) as weights:
             leaves, spec, inputs = self._run(unit, x, target)
             outputs = [t for t in tensors_among(leaves) if t.requires_grad]
-            if self.is_last and share != 1.0:
-                outputs = [loss * share for loss in outputs]
-        # The next stage sends a gradient for each of these.
-        sent = enumerate(t for t in tensors_among(leaves) if differentiable(t))
-        slots = [None if self.is_last else i for i, t in sent if t.requires_grad]
+            outputs = [loss * share for loss in outputs] if self.is_last and share != 1.0 else outputs
+        slots = [None] * len(outputs) if self.is_last else gradient_slots(leaves)
         if self._inspects:
             self._inspect(outputs, weights)
         self._graphs[unit] = Graph(inputs, outputs, slots, weights, self.version)
@@ -200,10 +204,7 @@ class ChainStage(Stage):
         out = self._call(unit, unflatten(used, shape), target)
         edited = versions(used) != before
         if edited and not self._edits:
-            raise ValueError(
-                f"stages[{self.index}] changes its input in place in batch {unit[0]}, but not in the first, so that "
-                "it was given no copy: change a copy (x = x.clone()), or do it in every batch"
-            )
+            raise ValueError(EDITS_LATE.format(stage=self.index, batch=unit[0]))
         self._edits = edited
         leaves, spec = flatten(out)
         return leaves, spec, inputs
@@ -246,8 +247,7 @@ class ChainStage(Stage):
         """Return the outputs to backpropagate from, each with its gradient; None for the loss."""
         if gradients is not None:
             gradients = self.corrections.receive([None if g is None else to_device(g, self.device) for g in gradients])
-        given = [None if i is None else gradients[i] for i in graph.gradient_slots]  # pyright: ignore
-        return [(t, g) for t, g, i in zip(graph.outputs, given, graph.gradient_slots) if i is None or g is not None]
+        return graph.cotangents(gradients)
 
     def contribution(self) -> Gradients:
         """Return the gradients of the last backward, weighted by this replica's share of the batch."""

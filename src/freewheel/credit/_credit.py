@@ -67,6 +67,10 @@ class Credit(PlanCredit, ABC):
         """Reject capture as CUDA graphs, unless stages compute every batch by the same functions of tensors."""
         raise ValueError(f"runtime='graph' with credit={self.name!r}, which it cannot capture: use runtime='threads'")
 
+    def check_compiled(self) -> None:
+        """Reject `compile=True`, unless `_plain_call` of its stages returns all that it computes."""
+        raise ValueError(f"compile=True with credit={self.name!r}, which it cannot compile: leave compile out")
+
     def check_epochs(self, stages: Sequence[Stage], epochs: range) -> None:
         """Reject options that are invalid in one of these epochs, before the first starts."""
 

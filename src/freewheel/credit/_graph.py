@@ -9,13 +9,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from freewheel._trees import differentiable
 from freewheel.corrections import Gradients
-from freewheel.stage import Tree
+from freewheel.stage import Tree, tensors_among
 
 Cotangents = Sequence[tuple[Tensor, Tensor | None]]  # outputs, each with its gradient; None for the loss
 REENTRANT = (
     "stages[{stage}] uses torch.utils.checkpoint with use_reentrant=True, which learns nothing where no gradient "
     "passes to the stage before: give use_reentrant=False"
+)
+EDITS_LATE = (
+    "stages[{stage}] changes its input in place in batch {batch}, but not in the first, so that it was given no copy: "
+    "change a copy (x = x.clone()), or do it in every batch"
 )
 
 
@@ -25,9 +30,14 @@ class Graph:
 
     inputs: list[Tensor]
     outputs: list[Tensor]
-    gradient_slots: list[int | None]  # for each output, the index of its gradient; None for the loss
+    gradient_slots: Sequence[int | None]  # for each output, the index of its gradient; None for the loss
     weights: Sequence[Tensor]
     version: int
+
+    def cotangents(self, gradients: Gradients | None) -> Cotangents:
+        """Return the outputs that have a gradient, and the loss, each with its gradient; None for the loss."""
+        found = [(t, None if i is None else gradients[i], i) for t, i in zip(self.outputs, self.gradient_slots)]  # pyright: ignore
+        return [(t, gradient) for t, gradient, i in found if i is None or gradient is not None]
 
 
 class StoredInput(NamedTuple):
@@ -75,6 +85,12 @@ def contents(outputs: Sequence[Tensor]) -> Contents:
         leaves += [leaf] if leaf is not None else []
         pending += [function for function, _ in node.next_functions]
     return Contents(leaves, reentrant)
+
+
+def gradient_slots(leaves: Sequence[Any]) -> list[int]:
+    """Return the index of the gradient of each output that needs one, among those that the next stage sends."""
+    sent = enumerate(t for t in tensors_among(leaves) if differentiable(t))
+    return [i for i, t in sent if t.requires_grad]
 
 
 def differentiate(

@@ -45,6 +45,10 @@ class Aligned(FeedbackOptions, Chain):
         """No: the feedback weights belong to layers that have their weight."""
         return False
 
+    def check_compiled(self) -> None:
+        """Refuse."""
+        super(Chain, self).check_compiled()
+
     def build(self, blueprint: Blueprint) -> Stage:
         """Build an `AlignedStage`."""
         return AlignedStage(blueprint, self)
@@ -73,6 +77,6 @@ class AlignedStage(ChainStage):
         if self._checkpoints:
             stack.enter_context(feedback_backward(self._numbered, self._feedback))
 
-    def _plain_call(self, x: Tree, target: Tree) -> Tree:
+    def _plain_call(self, x: Tree, target: Tree) -> tuple[Tree, Tree]:
         with feedback_backward(self._numbered, self._feedback):
             return super()._plain_call(x, target)

@@ -38,6 +38,9 @@ class Chain(Credit):
     def check_captured(self, schedule: Schedule) -> None:
         """Accept."""
 
+    def check_compiled(self) -> None:
+        """Accept."""
+
     def build(self, blueprint: Blueprint) -> Stage:
         """Build a `ChainStage`."""
         return ChainStage(blueprint)

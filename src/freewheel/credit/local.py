@@ -114,7 +114,6 @@ class LocalStage(AuxiliaryStage):
         self._options = local
         super().__init__(blueprint, local.optimizer)
         self.passes_back = False
-        self._own_loss: Tensor | None = None
         self._every = math.prod(c.every for c in self.options.corrections if isinstance(c, Accumulate))
         self._form: int | None = None  # of the head's output, found with the first batch
 
@@ -162,17 +161,17 @@ class LocalStage(AuxiliaryStage):
         number = seed_of(self.config.seed, self.index, self.first_batch + batch, HEAD)
         return self._replay_buffer[number % len(self._replay_buffer)]
 
-    def _plain_call(self, x: Tree, target: Tree) -> Tree:
+    def _plain_call(self, x: Tree, target: Tree) -> tuple[Tree, Tree]:
         """Run the module, and the head with its loss if the stage can learn from it."""
-        out = super()._plain_call(x, target)
+        out, _ = super()._plain_call(x, target)
         if self.is_last or not torch.is_grad_enabled():
-            return out
+            return out, None
         outputs = [t for t in tensors_among(flatten(out)[0]) if t.requires_grad]
-        if outputs:
-            head = self._network_for(outputs)
-            seen = [t.to(head.weights[0].dtype) for t in outputs]
-            self._own_loss = self._head_loss(head.module(seen, to_device(target, self.device)), target)
-        return out
+        if not outputs:
+            return out, None
+        head = self._network_for(outputs)
+        seen = [t.to(head.weights[0].dtype) for t in outputs]
+        return out, self._head_loss(head.module(seen, to_device(target, self.device)), target)
 
     def _head_loss(self, out: Tensor, target: Tree) -> Tensor:
         """Return the loss of a head's output, in the first form that the loss takes."""
@@ -197,7 +196,7 @@ class LocalStage(AuxiliaryStage):
         """Run a forward and store the graph of the local loss."""
         leaves, spec = super()._record(unit, x, target, share)
         if not self.is_last:
-            loss, self._own_loss = self._own_loss, None
+            loss, self._besides = self._besides, None
             with torch.enable_grad():
                 outputs = [] if loss is None else [loss if share == 1.0 else loss * share]
             before = self._graphs[unit]

@@ -91,6 +91,9 @@ class Synthetic(PredictorOptions, Credit):
             f"replicas={replicas} with {pipeline.title}: predictors are not all-reduced; use 'dgl', or one replica"
         )
 
+    def check_compiled(self) -> None:
+        """Accept: predictors run as they are."""
+
     def bind(self, modules: Sequence[nn.Module]) -> Synthetic:
         """Find the number of labels."""
         known = self.classes is not None or not self.labels or len(modules) == 1

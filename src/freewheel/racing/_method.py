@@ -94,6 +94,7 @@ class Racing(Method):
             "accumulate": config.accumulate != 1,
             "scheduler_every='epoch'": config.scheduler_every == "epoch",
             "slow": bool(config.slow),
+            "compile": config.compile,
         }
         for name, is_given in given.items():
             if is_given:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from freewheel._config import OptimizerFactory, RunConfig, SchedulerFactory
 from freewheel._errors import check_callable, of_type
 from freewheel.corrections import Correction
 from freewheel.plan import Schedule
+from freewheel.stage._code import CompiledCode
 from freewheel.stage._hooks import gradient_hooks, with_hooks
 from freewheel.stage._trees import homes
 
@@ -51,6 +52,7 @@ class Blueprint:
         names: The names of the module's parameters in the whole network, None for a parameter without one.
         replica: The replica that the stage belongs to; replicas after the first copy the module.
         kept: The indices of frozen parameters that the optimizer has a state of, from before they were frozen.
+        code: What is compiled of the stage in this process.
     """
 
     index: int
@@ -62,14 +64,15 @@ class Blueprint:
     names: tuple[str | None, ...]
     replica: int = 0
     kept: tuple[int, ...] = ()
+    code: CompiledCode = field(default_factory=CompiledCode, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Take gradient hooks along, which parameters leave behind in other processes."""
-        return {**vars(self), "hooks": gradient_hooks(self.module)}
+        """Take gradient hooks along, which parameters leave behind in other processes, and no compiled code."""
+        return {**vars(self), "code": None, "hooks": gradient_hooks(self.module)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         hooks = state.pop("hooks")
-        vars(self).update(state)
+        vars(self).update(state, code=CompiledCode())
         with_hooks(self.module, hooks)
 
     def build(self) -> Stage:
@@ -153,6 +156,7 @@ def blueprints(modules: Sequence[nn.Module], model: nn.Module, options: StageOpt
     """Return the blueprints of all stages, replica by replica; `model` is the whole network."""
     names = {id(p): name for name, p in model.named_parameters()}
     factories = _factories(options.config.optimizer, modules)
+    codes = [CompiledCode() for _ in modules]
     return [
         Blueprint(
             index=k,
@@ -163,6 +167,7 @@ def blueprints(modules: Sequence[nn.Module], model: nn.Module, options: StageOpt
             scheduler=options.config.scheduler,
             names=tuple(names.get(id(p)) for p in module.parameters()),
             replica=replica,
+            code=codes[k],
         )
         for replica in range(options.schedule.replicas)
         for k, (module, home) in enumerate(zip(modules, homes(modules)))

@@ -55,7 +55,7 @@ def check_not_compiled(module: nn.Module, stage: int, method: str) -> None:
         if "_orig_mod" in child._modules or child._compiled_call_impl is not None:
             raise ValueError(
                 f"module {name or type(child).__name__!r} of stages[{stage}] is compiled by torch.compile, which "
-                f"{method} does not support: give the module itself; forward gradients compile by compile=True"
+                f"{method} does not support: give the module itself, and compile=True to the trainer"
             )
 
 
@@ -77,3 +77,16 @@ def check_no_hooks(module: nn.Module, stage: int, method: str) -> None:
             f"parameter {name!r} of stages[{stage}] has a gradient hook (register_hook), which {method} would not "
             "call: remove it, or use a method of the chain rule, such as 'pipedream'"
         )
+
+
+def check_compilable(module: nn.Module, stage: int) -> None:
+    """Reject what compiled code would not do, or do only once."""
+    check_not_compiled(module, stage, "compile=True")
+    check_no_module_hooks(module, stage, "compile=True")
+    for name, child in module.named_modules():
+        for hook in [*child._forward_hooks.values(), *child._forward_pre_hooks.values()]:
+            if not (getattr(hook, "__module__", None) or "").startswith("torch."):  # those compute weights
+                raise ValueError(
+                    f"module {name or type(child).__name__!r} of stages[{stage}] has a forward hook, which compiled "
+                    "code would not call: put it into the module's forward, or leave compile out"
+                )

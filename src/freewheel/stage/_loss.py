@@ -1,11 +1,16 @@
-"""A loss with weights of its own, which are trained and saved with those of the last stage."""
+"""Losses: their value, and those with weights of their own, which are trained and saved with the last stage's."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from freewheel.stage._gradients import NO_GRAPH, require_grad
+from freewheel.stage._trees import described, versions
 
 
 class WithLoss(nn.Module):
@@ -62,3 +67,16 @@ def loss_of(module: nn.Module, loss: Any) -> Any:
 def without_loss(module: nn.Module) -> nn.Module:
     """Return the user's module."""
     return module.stage if isinstance(module, WithLoss) else module
+
+
+def checked_loss(function: Any, out: Any, target: Any) -> Tensor:
+    """Return the loss of an output, if it is a number that depends on it and the target is unchanged."""
+    before = versions(tree_leaves(target))
+    loss = function(out, target)
+    if versions(tree_leaves(target)) != before:
+        raise ValueError("loss changes its target in place, which may belong to the loader: clone it first")
+    if not isinstance(loss, Tensor) or loss.dim():
+        raise TypeError(f"loss returned {described(loss)}: it must return a tensor without dimensions; take its mean()")
+    if torch.is_grad_enabled() and not loss.requires_grad and require_grad(out):
+        raise ValueError(NO_GRAPH)
+    return loss

@@ -90,6 +90,7 @@ class _Registered(NamedTuple):
 
     key: Any
     libraries: tuple[Any, ...]
+    compiled: list[Any]
 
 
 _lock = threading.Lock()
@@ -114,7 +115,7 @@ def _register() -> _Registered:
         if torch.Tag.nondeterministic_seeded in op.tags and (kernel := _kernel(op, names)):
             library.impl(op, partial(kernel, op), _KEY)
     _share_states()
-    return _Registered(torch._C._dispatch_key_parse(_KEY), (others, library))  # pyright: ignore
+    return _Registered(torch._C._dispatch_key_parse(_KEY), (others, library), [])  # pyright: ignore
 
 
 def _share_states() -> None:
@@ -230,3 +231,33 @@ def _without_generator(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         f"{op} draws random numbers but takes no generator, so its result would depend on timing: "
         "set its dropout to 0, or use another kernel"
     )
+
+
+@cache
+def compiled_draws() -> dict[OpOverload, Callable[..., Any]]:
+    """Return what takes the place of `bernoulli` in compiled code, by operation.
+
+    Inductor computes it in place, in memory that other kernels may have read before.
+    """
+    library = torch.library.Library("freewheel", "DEF")
+    _registered().compiled.append(library)
+    for name, kind in (("bernoulli_p", "float"), ("bernoulli_tensor", "Tensor")):
+        library.define(f"{name}(Tensor x, {kind} p) -> Tensor", tags=[torch.Tag.nondeterministic_seeded])
+        library.impl(name, _bernoulli, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"freewheel::{name}", lambda x, p: torch.empty_like(x), lib=library)
+        library.impl(name, partial(_as_a_whole, getattr(torch.ops.freewheel, name).default), _KEY)
+    ours, aten = torch.ops.freewheel, torch.ops.aten
+    return {
+        aten.bernoulli.p: lambda x, p=0.5, generator=None: ours.bernoulli_p(x, p),
+        aten.bernoulli.Tensor: lambda x, p, generator=None: ours.bernoulli_tensor(x, p),
+        aten.bernoulli.default: lambda p, generator=None: ours.bernoulli_tensor(p, p),
+    }
+
+
+def _bernoulli(x: Tensor, p: Any) -> Tensor:
+    return torch.empty_like(x).bernoulli_(p)
+
+
+def _as_a_whole(op: OpOverload, x: Tensor, p: Any) -> Tensor:
+    """Draw before any mode sees the operation, which would hide it from the kernels here."""
+    return _plainly(op, x, p) if _traced() else _bernoulli(x, p)

@@ -23,6 +23,29 @@ def slots_of(module: nn.Module, live: Sequence[nn.Parameter]) -> list[list[Slot]
     return [slots[id(p)] for p in live]
 
 
+def tensor_slots(module: nn.Module) -> list[list[Slot]]:
+    """Return, for each tensor of the module tree, every slot that holds it: attributes, and items of lists and dicts.
+
+    Tensors that forwards compute and keep as an attribute, such as the weight of `torch.nn.utils.prune`, are left out.
+
+    Example:
+        >>> layer = nn.Linear(2, 1)
+        >>> layer.again = [layer.bias]
+        >>> [[key for _, key in places] for places in tensor_slots(layer)]
+        [['weight'], ['bias', 0]]
+    """
+    slots: dict[int, list[Slot]] = {}
+    for child in module.modules():
+        values = list(vars(child).values())
+        dicts = [vars(child), *(value for value in values if type(value) is dict)]
+        lists = [value for value in values if type(value) is list]
+        for holder, items in [*((d, d.items()) for d in dicts), *((each, enumerate(each)) for each in lists)]:
+            for key, value in items:
+                if isinstance(value, Tensor) and value.grad_fn is None:
+                    slots.setdefault(id(value), []).append((holder, key))
+    return list(slots.values())
+
+
 def fill(slots: Sequence[Sequence[Slot]], tensors: Sequence[Any]) -> None:
     """Put a tensor into the slots of each weight."""
     for places, tensor in zip(slots, tensors):

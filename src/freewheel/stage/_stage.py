@@ -10,19 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from freewheel.corrections import Gradients, Site, StageCorrections
 from freewheel.plan import CLIP, NORMS, SHARE, Op, Unit
 from freewheel.stage._blueprint import Blueprint
+from freewheel.stage._compiled import CompiledFunction
 from freewheel.stage._copies import copied
-from freewheel.stage._gradients import NO_GRAPH, add, require_grad, with_strides
-from freewheel.stage._hooks import check_hooks, gradient_hooks, with_hooks
+from freewheel.stage._gradients import add, with_strides
+from freewheel.stage._hooks import check_compilable, check_hooks, gradient_hooks, with_hooks
 from freewheel.stage._launch import Launcher
-from freewheel.stage._loss import loss_of
+from freewheel.stage._loss import checked_loss, loss_of
 from freewheel.stage._random import SeededDraws
 from freewheel.stage._state import load_tensors, step_scheduler, tensors_of
-from freewheel.stage._trees import described, to_device, versions
+from freewheel.stage._trees import to_device
 from freewheel.stage._weights import Live, WeightVersions
 
 Tree = Any  # a tensor, or tuples, lists and dicts of them
@@ -55,6 +55,8 @@ class Stage(ABC):
         self.corrections = StageCorrections(self.options.corrections, Site(self.index, schedule.stages, self.delay))
         self.weights: WeightVersions = Live(self.module)
         self.launch = Launcher()
+        self._compute: CompiledFunction | None = None  # in place of `_plain_call`
+        self._besides: Tree = None  # what the last forward has computed besides its result
         self.collects = False  # whether the weights hold the gradient of earlier batches
         self.retains = False  # whether to retain what a checkpoint needs
         self.measures = False  # whether to measure the norm of each gradient
@@ -72,6 +74,8 @@ class Stage(ABC):
         self.weights, self.gradient_norm = self._make_weights(), None
         self.corrections.fixed = self.launch.fixed
         self._edits = True
+        if self._compute is not None:
+            self._compute.refresh()
 
     def end(self) -> None:
         """End a run and drop its state."""
@@ -81,6 +85,8 @@ class Stage(ABC):
     def check(self) -> None:
         """Reject a module that this kind of stage would not train right."""
         check_hooks(self.module, self.index)
+        if self._compute is not None:
+            check_compilable(self.module, self.index)
 
     @abstractmethod
     def _make_weights(self) -> WeightVersions:
@@ -117,7 +123,7 @@ class Stage(ABC):
         dtype = self.config.autocast
         casts = torch.autocast(self.device.type, dtype=dtype) if dtype is not None else nullcontext()
         with casts, self._draws_of(unit) as draws:
-            out = self._plain_call(x, target)
+            out, self._besides = (self._compute or self._plain_call)(x, target)
         self._draws, self._checkpoints = draws.used, draws.saved
         return out
 
@@ -130,27 +136,17 @@ class Stage(ABC):
         batch, micro = unit
         return self.config.seed, self.index, self.first_batch + batch, self.first_micro_batch + micro
 
-    def _plain_call(self, x: Tree, target: Tree) -> Tree:
+    def _plain_call(self, x: Tree, target: Tree) -> tuple[Tree, Tree]:
+        """Return the stage's result, and what else its credit needs of the forward."""
         out = self.module(x)
-        return self._finish(out, target) if self.is_last else out
+        return self._finish(out, target) if self.is_last else out, None
 
     def _finish(self, out: Tree, target: Tree) -> Tree:
         """Return the last stage's result from its output."""
         return self._loss(out, target)
 
     def _loss(self, out: Tree, target: Tree) -> Tensor:
-        target = to_device(target, self.device)
-        before = versions(tree_leaves(target))
-        loss = self._loss_function(out, target)
-        if versions(tree_leaves(target)) != before:
-            raise ValueError("loss changes its target in place, which may belong to the loader: clone it first")
-        if not isinstance(loss, Tensor) or loss.dim():
-            raise TypeError(
-                f"loss returned {described(loss)}: it must return a tensor without dimensions; take its mean()"
-            )
-        if torch.is_grad_enabled() and not loss.requires_grad and require_grad(out):
-            raise ValueError(NO_GRAPH)
-        return loss
+        return checked_loss(self._loss_function, out, to_device(target, self.device))
 
     @abstractmethod
     def contribution(self) -> Tree:

@@ -69,6 +69,8 @@ def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig, se
     if config.accumulate > 1:
         pipeline = _accumulating(pipeline, config)
     modules = with_loss(modules, config.loss)
+    if config.compile:
+        pipeline.credit.check_compiled()
     if config.replicas > 1:
         pipeline.credit.check_replicas(config.replicas, pipeline)
     schedule = pipeline.schedule(slack=config.slack, norms=config.clips_globally, replicas=config.replicas)

@@ -1,0 +1,136 @@
+"""The computation of a stage, compiled once for each form of its arguments.
+
+A module computes with tensors that it holds: parameters, which a late stage replaces by an earlier version, buffers,
+and plain attributes. All of them become arguments of what is compiled, next to input and target. Everything else that a
+module holds is a constant of the compiled code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from freewheel.stage._code import CompiledCode, CompiledForm, filled, template_of
+from freewheel.stage._slots import Slot, fill, tensor_slots
+from freewheel.stage._trees import Shape, flatten, tensors_among, unflatten
+
+_PLAIN = (int, float, bool, str, type(None))
+
+
+class CompiledFunction:
+    """A function of trees of tensors that calls a module, compiled for each form of its arguments.
+
+    Args:
+        function: The function. It must return all that it computes.
+        module: The module. If one of its settings changes, the function is compiled again.
+        stage: The number of its stage.
+        code: Where the compiled code is kept.
+        options: Those of `freewheel.stage._inductor.compiled`.
+
+    Example:
+        >>> layer = nn.Linear(2, 1)
+        >>> double = CompiledFunction(lambda x: 2 * layer(x), layer, 0, CompiledCode(), recomputes=True, donates=True)
+        >>> x = torch.ones(3, 2)
+        >>> torch.allclose(double(x), 2 * layer(x))
+        True
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        module: nn.Module,
+        stage: int,
+        code: CompiledCode,
+        **options: bool,
+    ) -> None:
+        self._function, self._module, self._stage = function, module, stage
+        self._code, self._options = code, options
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the settings of the module, and where its tensors are."""
+        self._dicts = [(name, vars(module)) for name, module in self._module.named_modules()]
+        self._seen = self._values()
+        self._slots: list[list[Slot]] = tensor_slots(self._module)
+        trained = tuple(t.requires_grad for t in self._held())
+        settings = tuple((name, key, v) for name, d in self._dicts for key, v in d.items() if type(v) in _PLAIN)
+        self._number = self._code.number((trained, settings))
+
+    def __call__(self, *trees: Any) -> Any:
+        """Call the compiled function."""
+        seen = self._values()
+        if len(seen) != len(self._seen) or not all(map(is_, seen, self._seen)):
+            self.refresh()
+        held, (leaves, shape) = self._held(), flatten(trees)
+        form = tuple(
+            (t.shape, t.stride(), t.dtype, t.device, t.requires_grad) if isinstance(t, Tensor) else (type(t), t)
+            for t in leaves
+        )
+        key = form, shape, self._number, torch.is_grad_enabled(), torch.get_num_threads()
+        ready = self._code.get(key, lambda: self._compile(held, leaves, shape))
+        return ready.result(ready.run(*held, *tensors_among(leaves)))
+
+    def _values(self) -> list[Any]:
+        """Return all that the modules hold."""
+        return [value for _, values in self._dicts for value in values.values()]
+
+    def _held(self) -> list[Tensor]:
+        """Return the tensors that the modules hold now."""
+        return [holder[key] for (holder, key), *_ in self._slots]
+
+    def _compile(self, held: Sequence[Tensor], leaves: Sequence[Any], shape: Shape) -> CompiledForm:
+        from freewheel.stage._inductor import compiled  # takes a second or two
+
+        template = template_of(leaves)
+        results: list[tuple[list[Any], Shape]] = []
+
+        def run(*tensors: Tensor) -> Sequence[Tensor]:
+            arguments = unflatten(filled(template, tensors[len(held) :]), shape)
+            with self._holding(tensors[: len(held)]):
+                results.append(flatten(self._function(*arguments)))
+            return tensors_among(results[-1][0])
+
+        try:
+            function = compiled(run, [*held, *tensors_among(leaves)], **self._options)
+        except (ValueError, TypeError):
+            raise
+        except Exception as error:
+            reason = str(error).strip().split("\n")[0]
+            raise ValueError(f"stages[{self._stage}] cannot be compiled ({reason}): leave compile out") from error
+        out, out_shape = results[-1]
+        return CompiledForm(function, template_of(out), out_shape)
+
+    @contextmanager
+    def _holding(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Let the modules hold these tensors inside the context, and refuse other changes to what they hold."""
+        before, held = [dict(values) for _, values in self._dicts], self._held()
+        fill(self._slots, tensors)
+        filled = [dict(values) for _, values in self._dicts]
+        try:
+            yield
+            for (name, values), old in zip(self._dicts, filled):
+                for key, value in values.items():
+                    if value is not old.get(key) and not _constant(value, old.get(key)):
+                        raise ValueError(
+                            f"module {name or 'itself'!r} of stages[{self._stage}] sets its attribute {key!r} in "
+                            "forward, which compiled code would do only once: make it a buffer and change that in "
+                            "place, or leave compile out"
+                        )
+        finally:
+            for (_, values), old in zip(self._dicts, before):
+                for key in values.keys() - old.keys():
+                    del values[key]
+                values.update(old)
+            fill(self._slots, held)
+
+
+def _constant(value: Any, before: Any) -> bool:
+    """Whether the value of an attribute says nothing about earlier calls."""
+    if isinstance(before, Tensor):
+        return before.grad_fn is not None  # every forward computes it
+    return type(value) in _PLAIN and type(value) is type(before) and value == before

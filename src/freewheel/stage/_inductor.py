@@ -1,0 +1,119 @@
+"""Compiling a function of tensors, and its backward, by AOTAutograd and Inductor.
+
+The function is traced by calling it: there are no guards, and nothing falls back to eager execution in silence. Code
+is the same in every process, so that it gives the same bits: no kernel is chosen by measuring it.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._functorch import config as autograd_config
+from torch._guards import TracingContext, tracing
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensorMode
+
+from freewheel.stage._random import compiled_draws
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # the compiler's own
+    from torch._functorch.aot_autograd import aot_module_simplified
+    from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+    from torch._inductor import config as inductor_config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
+
+Function = Callable[..., Sequence[Tensor]]
+_one_at_a_time = threading.Lock()  # tracing and compiling change global state of torch
+# Random numbers are drawn by the operations of eager execution, from the generators that these draw from.
+_SETTINGS = {"fallback_random": True, "deterministic": True, "max_autotune": False, "max_autotune_pointwise": False}
+
+
+def compiled(function: Function, inputs: Sequence[Tensor], *, recomputes: bool, donates: bool) -> Function:
+    """Compile a function for tensors like these inputs, and its backward if one of them requires a gradient.
+
+    Args:
+        function: A function of tensors that returns tensors. It is called a few times, with tensors without values.
+        inputs: Example inputs.
+        recomputes: Whether the backward may compute again what is cheap to compute; else everything is saved that eager
+            execution would save.
+        donates: Whether the backward may overwrite what was saved for it.
+    """
+    partition = partial(_partition, recomputes=recomputes)
+    with _compiling(cse=False, donated_buffer=donates), nullcontext() if recomputes else _without_hooks():
+        return aot_module_simplified(
+            _Traced(function),  # pyright: ignore[reportArgumentType]
+            list(inputs),
+            fw_compiler=compile_fx_inner,  # pyright: ignore[reportArgumentType]
+            bw_compiler=partial(compile_fx_inner, is_backward=True),  # pyright: ignore[reportArgumentType]
+            inference_compiler=_inference,  # pyright: ignore[reportArgumentType]
+            partition_fn=partition,
+            decompositions={**select_decomp_table(), **compiled_draws()},
+            keep_inference_input_mutations=True,
+        )
+
+
+class _Traced(nn.Module):
+    """The function as a module without weights."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *inputs: Tensor) -> Sequence[Tensor]:
+        return self._function(*inputs)
+
+
+def _partition(joint: fx.GraphModule, inputs: Any, *, recomputes: bool, **options: Any) -> Any:
+    joint = joint_graph_passes(joint) or joint
+    if not recomputes:
+        return default_partition(joint, inputs, **options)
+    # Two draws from the same distribution look like the same computation.
+    with autograd_config.patch(cse=not _draws(joint)):
+        return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **options)
+
+
+def _draws(graph: fx.GraphModule) -> bool:
+    """Whether a graph draws random numbers."""
+    targets = [node.target for node in graph.graph.nodes]
+    return any(isinstance(t, OpOverload) and torch.Tag.nondeterministic_seeded in t.tags for t in targets)
+
+
+def _inference(graph: fx.GraphModule, inputs: Any) -> Any:
+    return compile_fx_inner(joint_graph_passes(graph) or graph, inputs, is_inference=True)
+
+
+@contextmanager
+def _compiling(**autograd: bool) -> Iterator[None]:
+    """Trace and compile inside the context, one thread at a time."""
+    mode = FakeTensorMode()
+    with ExitStack() as stack:
+        stack.enter_context(_one_at_a_time)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # the compiler's own
+        stack.enter_context(inductor_config.patch(_SETTINGS))
+        # A backward that is compiled when it is first called would be compiled outside of the lock.
+        stack.enter_context(autograd_config.patch({"force_non_lazy_backward_lowering": True, **autograd}))
+        stack.enter_context(V.set_fake_mode(mode))
+        stack.enter_context(tracing(TracingContext(mode)))
+        yield
+
+
+@contextmanager
+def _without_hooks() -> Iterator[None]:
+    """Call no hook on what autograd saves inside the context: those in place are for the compiled function."""
+    autograd = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
+    autograd._saved_tensors_hooks_disable("what is saved is replaced", False)
+    try:
+        yield
+    finally:
+        autograd._saved_tensors_hooks_enable()
