@@ -66,11 +66,11 @@ def gpu(
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device='cuda': torch finds no GPU here, which `freewheel bench gpu` needs")
     chosen = [case for case in known if case.name in cases or not cases]
-    run = _Rounds(chosen, device, time.monotonic() + limit, log)
-    interrupted = False
+    started, interrupted = time.monotonic(), False
+    run = _Rounds(chosen, device, started + limit, log)
     try:
         run.prepare()
-        run.build(time.monotonic() + BUILDING * limit)
+        run.build(started + BUILDING * limit)
         for repeat in range(repeats):
             run.round(f"round {repeat + 1} of {repeats}")
     except KeyboardInterrupt:
