@@ -82,4 +82,6 @@ def test_what_is_chosen_on_a_gpu():
     assert chosen("fdg", on_gpu) == ("graph", "all stages are on cuda:0")
     assert chosen("fdg", [on_gpu[0], network(2)[1]]).name == "threads"
     assert chosen(fw.DGL(hidden=8, replay=3), on_gpu) == ("threads", "refused: replay=3 with runtime='graph'")
+    recurrent = [nn.LSTM(6, 6).cuda(), nn.Linear(6, 3).cuda()]
+    assert chosen("fdg", recurrent) == ("threads", "a graph of a recurrent layer would have every time step")
     assert chosen("bp", on_gpu, replicas=2) == ("threads", "refused: runtime='graph' with replicas=2")

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch import nn
+
 from freewheel._config import RunConfig
 from freewheel.runtime._graph import Graphs
 from freewheel.runtime._processes import Processes
@@ -39,6 +41,8 @@ def _on_gpus(config: RunConfig, blueprints: Sequence[Blueprint]) -> RuntimeChoic
         Graphs().check(config, blueprints)
     except ValueError as error:
         return RuntimeChoice("threads", f"refused: {str(error).partition(':')[0]}")
+    if any(isinstance(layer, nn.RNNBase) for each in blueprints for layer in each.module.modules()):
+        return RuntimeChoice("threads", "a graph of a recurrent layer would have every time step")
     return RuntimeChoice("graph", f"all stages are on {blueprints[0].device}")
 
 
