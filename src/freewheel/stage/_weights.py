@@ -259,7 +259,7 @@ class Current(WeightVersions):
             if tensor.storage_offset() in span:
                 offset = int(tensor.storage_offset()) - span.start
                 return Packed(None, (index, tensor.size(), tensor.stride(), offset))
-        return Packed(tensor)
+        return Packed(tensor.detach())  # without the node that saves it, which would never be freed
 
     def _unpack(self, packed: Packed) -> Tensor:
         if packed.view is None:
