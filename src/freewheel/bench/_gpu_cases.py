@@ -161,6 +161,7 @@ SWEEP = tuple(
         name=f"{net}-b{batch}",
         net=f"torchvision/{net}",
         batch=batch,
+        shape=(3, 64, 64),  # smaller ones end as one pixel, and BatchNorm cannot train on a single image of it
         ours=graphed(*(("asyncfgd", k) for k in (2, 4, 8)), ("fgd", 1))[:4],
         jax=False,
     )
