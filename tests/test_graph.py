@@ -11,6 +11,7 @@ from torch import nn
 
 import freewheel as fw
 from checkpoints import resume, saved_at
+from freewheel.runtime._capture import CapturedCall
 from rows import OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -36,11 +37,20 @@ def assert_same(wanted, found):
     assert wanted[1:] == found[1:]
 
 
+@pytest.fixture
+def replays(monkeypatch):
+    """Counts the replays of graphs."""
+    replay, counted = CapturedCall.replay, []
+    monkeypatch.setattr(CapturedCall, "replay", lambda *args: counted.append(args) or replay(*args))
+    return counted
+
+
 @needs_cuda
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("row", CAPTURED, ids=str)
-def test_graph_equals_simulate_bit_for_bit(row, optimizer):
+def test_graph_equals_simulate_bit_for_bit(row, optimizer, replays):
     assert_same(*(trained(row.make(3), runtime, optimizer=OPTIMIZERS[optimizer]) for runtime in BOTH))
+    assert len(replays) > 1.5 * 3 * 60  # of 3 stages and 60 batches, more than one computation each
 
 
 @needs_cuda
@@ -278,7 +288,7 @@ def test_it_needs_a_gpu():
     [fw.AsyncFGD(compile=True, scale=0.1), fw.FGDSync(compile=True, micro=2), fw.AsyncFGD(compile=True, tangents=2)],
     ids=["asyncfgd", "micro", "tangents"],
 )
-def test_tangents_drawn_inside_kernels(method, optimizer):
+def test_tangents_drawn_inside_kernels(method, optimizer, replays):
     def stages():
         torch.manual_seed(0)
         return [
@@ -290,3 +300,4 @@ def test_tangents_drawn_inside_kernels(method, optimizer):
     loader = [*batches(11), *batches(1, size=2)]
     options = {"optimizer": OPTIMIZERS[optimizer], "epochs": 3}
     assert_same(*(trained(method, runtime, stages(), loader, **options) for runtime in BOTH))
+    assert len(replays) > 1.5 * 3 * 30

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +50,7 @@ class DualUpdateStage(DualStage):
         return [[group.get(name) for name in HYPER] for group in groups]
 
     @torch.no_grad()
-    def _step_by_parts(self, unit: Unit, alphas: Sequence[float], passed: Passed, derivatives: Derivatives) -> None:
+    def _step_by_parts(self, unit: Unit, alphas: tuple[float, ...], passed: Passed, derivatives: Derivatives) -> None:
         """Update a few parameters at a time, or all in one compiled function."""
         pending = PendingBatch(self.first_batch + unit[0], alphas, passed)
         if self._may_fuse(pending):
@@ -103,7 +102,9 @@ class DualUpdateStage(DualStage):
         self._step()  # even without gradients left, so that the optimizer counts the step
 
     @torch.no_grad()
-    def _gradients_of(self, unit: Unit, alphas: Sequence[float], passed: Passed, derivatives: Derivatives) -> Gradients:
+    def _gradients_of(
+        self, unit: Unit, alphas: tuple[float, ...], passed: Passed, derivatives: Derivatives
+    ) -> Gradients:
         """Return the gradients of all parameters."""
         pending = PendingBatch(self.first_batch + unit[0], alphas, passed)
         pending = self._with_tangents(pending, derivatives)

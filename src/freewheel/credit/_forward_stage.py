@@ -115,7 +115,9 @@ class ForwardStage(DualUpdateStage):
         pending = to_device(pending, self.device)
         super().restore(pending)
         batches = pending["batches"].items()
-        self._batches = {n: PendingBatch(batch, alphas, Passed.decode(each)) for n, (batch, alphas, each) in batches}
+        self._batches = {
+            n: PendingBatch(batch, tuple(alphas), Passed.decode(each)) for n, (batch, alphas, each) in batches
+        }
         self._results = {batch: [MicroResult(*r) for r in results] for batch, results in pending["found"].items()}
 
     def encode(self, message: Tree) -> Tree:
@@ -150,7 +152,7 @@ class ForwardStage(DualUpdateStage):
     def _forward(
         self,
         unit: Unit,
-        alphas: Sequence[float],
+        alphas: tuple[float, ...],
         passed: Passed | None,
         share: float,
         weight: float,

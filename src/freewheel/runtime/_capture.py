@@ -179,7 +179,7 @@ class CapturingLauncher(Launcher):
 
     def _may_capture(self, name: str, unit: Unit, arguments: Sequence[Any], fed: Sequence[Any]) -> bool:
         """Whether a function of these arguments can be repeated, and is likely to be."""
-        if not all(a is None or type(a) in _PLAIN or a in self.recorded for a in arguments):
+        if not all(_is_plain(a) or a in self.recorded for a in arguments):
             return False
         if name == "update":  # the first one makes the state of the optimizer
             dense = all(t.layout is torch.strided for t in tensors_of(arguments))
@@ -242,18 +242,15 @@ class CapturingLauncher(Launcher):
         before, self.warms_up = fingerprint_of(self._stage), True
         try:
             # The function is called again: a compiled backward may not reuse the memory of what was saved for it.
-            with (
-                scratch_buffers(self._stage.module),
-                compiling.patch(donated_buffer=False),
-                self._recorded_draws(kind),
-            ):
+            kept = compiling.patch(donated_buffer=False)
+            with scratch_buffers(self._stage.module), kept, self._recorded_draws(kind):
                 function(unit, *arguments, *(each.tree for each in fixed))
         finally:
             self.warms_up = False
         before.check_repeatable(fingerprint_of(self._stage), self._stage.index)
 
     def kept(self, tensor: Tensor) -> Tensor:
-        """Return a copy: the next batch of the slot has its result in the same place."""
+        """Return a copy: the next batch of the slot has its result there."""
         return tensor.clone()
 
     def draws(self, *key: int) -> SeededDraws:
@@ -294,3 +291,8 @@ class CapturingLauncher(Launcher):
             raise NotYetError
         with self._sizes.on_device(scale):
             yield
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value cannot change."""
+    return value is None or type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))

@@ -119,7 +119,7 @@ def _dual_step(line: Line, example: Any, clock: Callable[[], Any]) -> list[Span]
     named = [((name,), p) for name, p in line.model.named_parameters()]
     device = named[0][1].device if named else torch.device("cpu")
     directions = Directions(TangentOptions(), (0, 0), named, {id(p): 1.0 for _, p in named}, {}, device)
-    drawn = PendingBatch(0, [float(p.requires_grad) for _, p in named])
+    drawn = PendingBatch(0, tuple(float(p.requires_grad) for _, p in named))
     used: dict[int, fx.Node] = {}  # the first unit that used each parameter
 
     def note(unit: fx.Node, value: Any) -> None:

@@ -68,8 +68,7 @@ def compiled_function(run: Callable[..., Any], *inputs: list[Tensor], fake: bool
 def _compiling() -> Iterator[None]:
     """Explain errors inside the context, in which one thread may be at a time."""
     with _one_at_a_time, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the compiler's own
-        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # its advice
+        warnings.simplefilter("ignore")  # the compiler's own, and its advice
         try:
             yield
         except Exception as error:

@@ -52,7 +52,7 @@ class CountedTangents:
         """
         keys = [(*self._key, pending.batch, which, p) for p in range(self._count)]
         seeds = [self._launcher().seed(self._device, key) for key in keys]
-        scale = tuple(pending.alphas)
+        scale = pending.alphas
         if not set(scale) - {0.0, 1.0}:
             return seeds
         if scale not in self._scales:

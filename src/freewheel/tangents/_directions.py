@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -63,7 +63,7 @@ class PendingBatch:
     """A batch whose derivative is not known yet."""
 
     batch: int
-    alphas: Sequence[float]  # of each parameter; the same object for all batches with the same scale
+    alphas: tuple[float, ...]  # of each parameter; the same object for all batches with the same scale
     passed: Passed = field(default_factory=Passed)
 
     @property
@@ -107,25 +107,26 @@ class Directions:
         distribution = find_distribution(tangents.distribution)
         self._drawer = Drawer(distribution, device, lambda generator, key: launcher().seeded(generator, key))
         self.counted = CountedTangents(tangents, key, self.parameters, self._padding, device, launcher)
-        self._scale: tuple[int, Sequence[float]] | None = None  # epoch, and α of each parameter in it
-        self._scales: dict[tuple[float, ...], Sequence[float]] = {}  # all that there were
+        self._scale: tuple[int, tuple[float, ...]] | None = None  # epoch, and α of each parameter in it
+        self._scales: dict[tuple[float, ...], tuple[float, ...]] = {}  # all that there were
         self.repeated: set[int] = set()  # parameters used more than once in a pass: drawn once, then cached
 
     def start(self, batch: int, epoch: int) -> tuple[PendingBatch, Tangents]:
         """Start a batch with its scale; return it, and its tangents if the user provides them."""
         if self._scale is None or self._scale[0] != epoch:
             found = alphas(self.tangents.scale, epoch, self.names, self._groups)
-            self._scale = epoch, self._known([a if p.requires_grad else 0.0 for a, p in zip(found, self.parameters)])
+            self._scale = epoch, self._known(a if p.requires_grad else 0.0 for a, p in zip(found, self.parameters))
         pending = PendingBatch(batch, self._scale[1])
         if self.tangents.direction is None:
             return pending, {}
         given = self._user_tangents(pending)
-        pending.alphas = self._known([a if i in given else 0.0 for i, a in enumerate(pending.alphas)])
+        pending.alphas = self._known(a if i in given else 0.0 for i, a in enumerate(pending.alphas))
         return pending, {(0, 0): given}
 
-    def _known(self, scale: Sequence[float]) -> Sequence[float]:
+    def _known(self, scale: Iterable[float]) -> tuple[float, ...]:
         """Return the same object for equal scales."""
-        return self._scales.setdefault(tuple(scale), scale)
+        own = tuple(scale)
+        return self._scales.setdefault(own, own)
 
     def _user_tangents(self, pending: PendingBatch) -> dict[int, Tensor]:
         """Return the user's tangents, checked, by parameter."""
