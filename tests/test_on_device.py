@@ -15,6 +15,7 @@ from checkpoints import resume, saved_at
 from command_line import freewheel, good
 from freewheel import data
 from freewheel.data._loader import generator_for
+from freewheel.runtime import Prefetcher, Reader
 from rows import ROWS, batches, same_bits, tensors, trainer
 from spread import exhaustive
 
@@ -167,6 +168,25 @@ def fitted(runtime: str, loader, method="fdg", **options):
     made = trainer(stages(), method, runtime=runtime)
     history = made.fit(loader, **options)
     return tensors(*made.stages), history.losses, history.metrics
+
+
+def test_batches_are_read_two_ahead_and_errors_come_in_their_turn():
+    cpu, asked = torch.device("cpu"), []
+
+    def items():
+        for item in batches(6):
+            asked.append(item)
+            yield item
+        raise RuntimeError("the loader is broken")
+
+    reader = Reader()
+    source = (reader.batch(number, item) for number, item in enumerate(items()))
+    found = Prefetcher(reader.batch, cpu, cpu)._ahead(source)
+    for number in range(6):
+        assert next(found).number == number
+        assert len(asked) == min(number + 3, 6)
+    with pytest.raises(RuntimeError, match="the loader is broken"):
+        next(found)
 
 
 @needs_cuda

@@ -52,9 +52,9 @@ class Feed:
 
     A batch is announced once the one after it has been read, so that it is known whether its epoch ends there. The
     epoch of `start` is iterated from the beginning, and earlier batches are dropped. `read` makes a batch of its number
-    and what the loader gave; `arrive` is called with each batch before it is used, and returns it. The feed ends after
-    `limit` batches. `on_batch` is called for each batch that is pulled, `remember` at the beginning of each epoch;
-    `place` returns its result.
+    and what the loader gave; `ahead` may read some before they are pulled. The feed ends after `limit` batches.
+    `on_batch` is called for each batch that is pulled, `remember` at the beginning of each epoch; `place` returns its
+    result.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Feed:
         epochs: int,
         *,
         read: Callable[[int, Any], Batch] | None = None,
-        arrive: Callable[[Batch], Batch] = lambda batch: batch,
+        ahead: Callable[[Iterator[Batch]], Iterator[Batch]] = lambda source: source,
         limit: int | None = None,
         on_batch: Callable[[], object] = lambda: None,
         start: Start = START,
         remember: Callable[[], Any] | None = None,
     ) -> None:
         make = read or Reader().batch
-        self._source: Iterator[Batch] = map(arrive, _batches(loader, epochs, make, start, limit, self._begin))
+        self._source: Iterator[Batch] = ahead(_batches(loader, epochs, make, start, limit, self._begin))
         self._on_batch = on_batch
         self._remember = remember
         self._start = start

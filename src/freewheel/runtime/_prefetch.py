@@ -2,15 +2,15 @@
 
 ::
 
-    caller         read 0  pin 0    read 1  pin 1    read 2  pin 2   …   waits where it would be more than two ahead
-    copy stream            copy 0           copy 1           copy 2
-    stages                          F0               F1              …   each waits for the copy of its batch alone
+    caller         read 0  pin 0    read 1  pin 1    read 2  pin 2    read 3  pin 3   …
+    copy stream            copy 0           copy 1           copy 2           copy 3
+    stages                                                   F0               F1      …   each waits for its copy alone
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from torch import Tensor
 from freewheel._trees import map_tensors
 from freewheel.runtime._reading import Batch, is_pinned
 
-AHEAD = 2  # batches that may be copied before the stages come to them
+AHEAD = 2  # batches that are read and copied before their turn
+QUEUED = 2  # batches that the stages may have been given before a GPU comes to them
 
 Copies = list[tuple[torch.cuda.Event, torch.device, list[Tensor]]]
 
@@ -47,14 +48,33 @@ class Prefetcher:
         batch = self._read(number, item)
         if number < self._first or not self._streams:
             return batch
-        while len(self._used) > AHEAD:  # without a limit, Python would fill the memory of a slow GPU
+        while len(self._used) > QUEUED:  # without a limit, Python would fill the memory of a slow GPU
             for event in self._used.popleft():
                 event.synchronize()
         copies = self._copies[number] = []
         x, target = (self._copied(tree, device, copies) for tree, device in zip(batch[1:3], self._devices))
         return batch._replace(x=x, target=target)
 
-    def arrive(self, batch: Batch) -> Batch:
+    def ahead(self, source: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches of a source, which reads them here; the copies of each begin two batches before its turn."""
+        return self._ahead(source) if self._streams else source
+
+    def _ahead(self, source: Iterator[Batch]) -> Iterator[Batch]:
+        waiting, error, over = deque[Batch](), None, False
+        while not over or waiting:
+            while not over and len(waiting) <= AHEAD:
+                try:
+                    waiting.append(next(source))
+                except StopIteration:
+                    over = True
+                except Exception as found:  # its turn is after the batches before it
+                    error, over = found, True
+            if waiting:
+                yield self._arrived(waiting.popleft())
+        if error is not None:
+            raise error
+
+    def _arrived(self, batch: Batch) -> Batch:
         """Let the current stream wait for the copies of a batch, which is used from now on."""
         copies = self._copies.pop(batch.number, [])
         for event, device, tensors in copies:

@@ -47,7 +47,7 @@ def _outputs(
     devices = homes(modules)
     reader = Reader.of(config, pins="cuda" in (devices[0].type, devices[-1].type))
     source = Prefetcher(partial(read, reader), devices[0], devices[-1])
-    feed = Feed(loader, 1, read=source.read, arrive=source.arrive)
+    feed = Feed(loader, 1, read=source.read, ahead=source.ahead)
     while (batch := feed.pull()) is not None:
         out = batch.x
         with torch.no_grad(), eval_mode(map(without_loss, modules)):

@@ -83,7 +83,7 @@ class Fit:
             request.loader,
             request.epochs,
             read=source.read,
-            arrive=source.arrive,
+            ahead=source.ahead,
             limit=request.max_steps,
             on_batch=self._bar.advance,
             start=start,
