@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.pipelining import (
-    PipelineStage,
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
     Schedule1F1B,
     ScheduleDualPipeV,
     ScheduleGPipe,
