@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -142,6 +143,10 @@ class RunConfig:
     def clips_globally(self) -> bool:
         """Whether gradients are clipped by their norm over all stages."""
         return self.clip is not None and self.clip_scope == "global"
+
+    def casting(self, device: torch.device) -> AbstractContextManager[object]:
+        """Return the context in which a stage and the loss compute: autocast, where it is asked for."""
+        return torch.autocast(device.type, dtype=self.autocast) if self.autocast is not None else nullcontext()
 
     def for_workers(self) -> RunConfig:
         """Return the configuration for another process, without the metric, which need not be picklable."""

@@ -58,7 +58,7 @@ class ChainStage(Stage):
         self._inspects, self._reentrant = True, False
         if self.config.compile:
             options = {"recomputes": not self._changes_weights, "donates": self.config.runtime != "graph"}
-            self._compute = CompiledFunction(self._plain_call, self.module, self.index, blueprint.code, **options)
+            self._compute = CompiledFunction(self._plain_call, self._holders, self.index, blueprint.code, **options)
         self._forget()
 
     def check(self) -> None:
@@ -247,7 +247,7 @@ class ChainStage(Stage):
         """Return the outputs to backpropagate from, each with its gradient; None for the loss."""
         if gradients is not None:
             gradients = self.corrections.receive([None if g is None else to_device(g, self.device) for g in gradients])
-        return graph.cotangents(gradients)
+        return graph.cotangents(gradients, self.index if self._compute is not None else None)
 
     def contribution(self) -> Gradients:
         """Return the gradients of the last backward, weighted by this replica's share of the batch."""

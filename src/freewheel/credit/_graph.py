@@ -22,6 +22,10 @@ EDITS_LATE = (
     "stages[{stage}] changes its input in place in batch {batch}, but not in the first, so that it was given no copy: "
     "change a copy (x = x.clone()), or do it in every batch"
 )
+UNUSED = (
+    "an output of stages[{stage}] gets no gradient from the next stage, which compiled code would take for zeros: "
+    "detach it in the stage that makes it, or leave compile out"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -34,9 +38,14 @@ class Graph:
     weights: Sequence[Tensor]
     version: int
 
-    def cotangents(self, gradients: Gradients | None) -> Cotangents:
-        """Return the outputs that have a gradient, and the loss, each with its gradient; None for the loss."""
+    def cotangents(self, gradients: Gradients | None, compiled: int | None) -> Cotangents:
+        """Return the outputs that have a gradient, and the loss, each with its gradient; None for the loss.
+
+        `compiled` is the number of the stage if its backward is compiled, and so needs the gradient of every output.
+        """
         found = [(t, None if i is None else gradients[i], i) for t, i in zip(self.outputs, self.gradient_slots)]  # pyright: ignore
+        if compiled is not None and any(i is not None and gradient is None for _, gradient, i in found):
+            raise ValueError(UNUSED.format(stage=compiled))
         return [(t, gradient) for t, gradient, i in found if i is None or gradient is not None]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from freewheel.credit._chain_stage import ChainStage
 from freewheel.credit._graph import Graph
@@ -45,10 +45,6 @@ class Aligned(FeedbackOptions, Chain):
         """No: the feedback weights belong to layers that have their weight."""
         return False
 
-    def check_compiled(self) -> None:
-        """Refuse."""
-        super(Chain, self).check_compiled()
-
     def build(self, blueprint: Blueprint) -> Stage:
         """Build an `AlignedStage`."""
         return AlignedStage(blueprint, self)
@@ -71,6 +67,12 @@ class AlignedStage(ChainStage):
     def _forget(self) -> None:
         super()._forget()
         self._feedback = FeedbackWeights(self._aligned, self.config.seed)
+
+    def _holders(self) -> tuple[list[nn.Module], list[dict[Any, Tensor]]]:
+        """Add the feedback weights, which are drawn before they are used."""
+        for layer, number in self._numbered:
+            self._feedback.of(number, layer.weight.shape, layer.weight)
+        return [self.module], [self._feedback.drawn]
 
     def _enter_backward(self, stack: ExitStack, unit: Unit, graph: Graph) -> None:
         super()._enter_backward(stack, unit, graph)

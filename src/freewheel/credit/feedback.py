@@ -101,6 +101,9 @@ class Feedback(FeedbackOptions, Credit):
     def check_captured(self, schedule: Schedule) -> None:
         """Accept."""
 
+    def check_compiled(self) -> None:
+        """Accept."""
+
     def bind(self, modules: Sequence[nn.Module]) -> Feedback:
         """Number the layers."""
         layers, joined = number_stacked_layers(modules)
@@ -144,14 +147,13 @@ class FeedbackStage(ChainStage):
         self._feedback = FeedbackWeights(self._options, self.config.seed)
         self._signals: dict[Unit, Tensor] = {}
         self._errors: dict[Unit, Tensor] = {}  # at the output, in the last stage
-        self._output: tuple[Tensor, Tensor] | None = None  # of the network, and the copy that the loss depends on
 
     def _record(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
         """Run a forward and store its blocks, each with the number of the next layer, None for the last."""
         with torch.enable_grad(), self.weights.forward(self.version) as weights:
-            with detached_inputs(self._numbered) as outputs:
-                leaves, spec, inputs = self._run(unit, x, target)
-            out = self._stage_output(unit, leaves, share)
+            leaves, spec, inputs = self._run(unit, x, target)
+            (outputs, last), self._besides = self._besides, None
+            out = self._stage_output(unit, leaves, share, last)
         blocks = [*outputs, (None if self.is_last or self._options.joined else self._layers.after, out)]
         blocks = [(number, h) for number, h in blocks if h.requires_grad]
         if self._inspects:
@@ -168,30 +170,40 @@ class FeedbackStage(ChainStage):
         """False: the blocks learn one by one."""
         return False
 
-    def _stage_output(self, unit: Unit, leaves: list[Any], share: float) -> Tensor:
+    def _plain_call(self, x: Tree, target: Tree) -> tuple[Tree, Tree]:
+        """Run the module, and return its blocks, too; in the last stage also the output and its error."""
+        if not torch.is_grad_enabled():
+            return super()._plain_call(x, target)
+        with detached_inputs(self._numbered) as outputs:
+            out = self.module(x)
+        if not self.is_last:
+            return out, (outputs, None)
+        if not isinstance(out, Tensor):
+            raise TypeError(f"the network returns {described(out)}: under credit='feedback' return one tensor")
+        copy = out.detach().requires_grad_()
+        loss = self._loss(copy, target)
+        if self._compute is None:
+            return loss, (outputs, (out, copy))
+        return loss.detach(), (outputs, (out, torch.autograd.grad(loss, copy)[0]))
+
+    def _stage_output(self, unit: Unit, leaves: list[Any], share: float, last: tuple[Tensor, Tensor] | None) -> Tensor:
         """Return the output of the stage; in the last stage also compute the error."""
         if not self.is_last:
             if len(leaves) != 1 or not isinstance(leaves[0], Tensor):
                 raise TypeError(f"the module returns {len(leaves)} values: under credit='feedback' return one tensor")
             return leaves[0]
-        assert self._output is not None
-        (out, copy), self._output = self._output, None
-        (error,) = torch.autograd.grad(leaves[0] * share, copy)
+        assert last is not None
+        out, error = last
+        if self._compute is None:  # it is the copy that the loss depends on
+            (error,) = torch.autograd.grad(leaves[0] * share, error)
+        elif share != 1.0:
+            error = error * share
         self._errors[unit] = error
         if self._options.signal == "sign":
             self._signals[unit] = error.sign() * (share / len(error))
         elif self._options.signal == "error":
             self._signals[unit] = error
         return out
-
-    def _finish(self, out: Tree, target: Tree) -> Tree:
-        if not torch.is_grad_enabled():
-            return self._loss(out, target)
-        if not isinstance(out, Tensor):
-            raise TypeError(f"the network returns {described(out)}: under credit='feedback' return one tensor")
-        copy = out.detach().requires_grad_()
-        self._output = out, copy
-        return self._loss(copy, target)
 
     def _enter_backward(self, stack: ExitStack, unit: Unit, graph: Graph) -> None:
         super()._enter_backward(stack, unit, graph)

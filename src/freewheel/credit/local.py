@@ -29,14 +29,18 @@ from freewheel.credit._shapes import Kind, network_outputs
 from freewheel.plan import Message, Schedule, Unit
 from freewheel.stage import (
     Blueprint,
+    SeededDraws,
     Shape,
     Stage,
     Tree,
+    copies,
     flatten,
     has_weights,
+    map_tensors,
     scratch_buffers,
     tensors_among,
     to_device,
+    unflatten,
 )
 
 if TYPE_CHECKING:
@@ -79,6 +83,9 @@ class Local(HeadOptions, Credit):
         """Reject a replay buffer, from which every batch takes another input."""
         if self.replay:
             raise ValueError(f"replay={self.replay} with runtime='graph': use runtime='threads'")
+
+    def check_compiled(self) -> None:
+        """Accept."""
 
     def bind(self, modules: Sequence[nn.Module]) -> Local:
         """Find the number of classes."""
@@ -161,6 +168,22 @@ class LocalStage(AuxiliaryStage):
         number = seed_of(self.config.seed, self.index, self.first_batch + batch, HEAD)
         return self._replay_buffer[number % len(self._replay_buffer)]
 
+    def _holders(self) -> tuple[list[nn.Module], list[dict[Any, Tensor]]]:
+        """Add the head."""
+        modules, others = super()._holders()
+        return [*modules, *(() if self.auxiliary is None else [self.auxiliary.module])], others
+
+    def _call(self, unit: Unit, x: Tree, target: Tree) -> Tree:
+        """Build the head, and find its form, before anything is compiled."""
+        ready = self.auxiliary is not None and (self._form is not None or self._options.heads is not None)
+        if self._compute is not None and not ready and not self.is_last and torch.is_grad_enabled():
+            leaves, shape = flatten(x)
+            draws = SeededDraws(*self.key_of(unit))
+            with self.config.casting(self.device), draws, scratch_buffers(self.module):
+                self._plain_call(unflatten(copies(leaves), shape), target)
+            self._compute.refresh()
+        return super()._call(unit, x, target)
+
     def _plain_call(self, x: Tree, target: Tree) -> tuple[Tree, Tree]:
         """Run the module, and the head with its loss if the stage can learn from it."""
         out, _ = super()._plain_call(x, target)
@@ -171,6 +194,9 @@ class LocalStage(AuxiliaryStage):
             return out, None
         head = self._network_for(outputs)
         seen = [t.to(head.weights[0].dtype) for t in outputs]
+        if self._compute is not None:  # only the head's loss is learned from
+            leaves, shape = flatten(out)
+            out = unflatten(map_tensors(Tensor.detach, leaves), shape)
         return out, self._head_loss(head.module(seen, to_device(target, self.device)), target)
 
     def _head_loss(self, out: Tensor, target: Tree) -> Tensor:

@@ -29,11 +29,11 @@ class FeedbackWeights:
 
     def __init__(self, options: FeedbackOptions, seed: int) -> None:
         self._options, self._seed = options, seed
-        self._drawn: dict[int, Tensor] = {}
+        self.drawn: dict[int, Tensor] = {}  # by the number of the layer
 
     def of(self, layer: int, shape: Sequence[int], like: Tensor) -> Tensor:
         """Return the feedback weights of a layer by its number, on the device and in the dtype of `like`."""
-        if layer not in self._drawn:
+        if layer not in self.drawn:
             own = self._options.own or {}
             weights = own[layer].detach() if layer in own else self._draw(layer, shape)
             if tuple(weights.shape) != tuple(shape):
@@ -41,8 +41,8 @@ class FeedbackWeights:
                     f"own[{layer}] has the shape {tuple(weights.shape)}, but the feedback of layer {layer} has "
                     f"{tuple(shape)}: give weights of that shape, or leave them out"
                 )
-            self._drawn[layer] = weights.to(like)
-        return self._drawn[layer]
+            self.drawn[layer] = weights.to(like)
+        return self.drawn[layer]
 
     def _draw(self, layer: int, shape: Sequence[int]) -> Tensor:
         bound = self._options.bound

@@ -11,7 +11,6 @@ from freewheel.stage._compiled import CompiledFunction as CompiledFunction
 from freewheel.stage._copies import copied as copied
 from freewheel.stage._gradients import NO_GRAPH as NO_GRAPH, add as add
 from freewheel.stage._hooks import (
-    check_compilable as check_compilable,
     check_no_hooks as check_no_hooks,
     check_no_module_hooks as check_no_module_hooks,
     check_not_compiled as check_not_compiled,

@@ -16,25 +16,34 @@ import torch
 from torch import Tensor, nn
 
 from freewheel.stage._code import CompiledCode, CompiledForm, filled, template_of
+from freewheel.stage._hooks import check_no_forward_hooks, check_no_module_hooks, check_not_compiled
 from freewheel.stage._slots import Slot, fill, tensor_slots
 from freewheel.stage._trees import Shape, flatten, tensors_among, unflatten
 
+Holders = Callable[[], tuple[Sequence[nn.Module], Sequence[dict[Any, Tensor]]]]
+_CACHES = ("_flat_weights", "_flat_weight_refs")  # of `nn.RNNBase`
 _PLAIN = (int, float, bool, str, type(None))
 
 
+class ChangedError(ValueError):
+    """A module has changed what it holds."""
+
+
 class CompiledFunction:
-    """A function of trees of tensors that calls a module, compiled for each form of its arguments.
+    """A function of trees of tensors that calls modules, compiled for each form of its arguments.
 
     Args:
         function: The function. It must return all that it computes.
-        module: The module. If one of its settings changes, the function is compiled again.
+        holders: Returns the modules that it calls, and dicts of other tensors that it uses. If a setting of a module
+            changes, the function is compiled again.
         stage: The number of its stage.
         code: Where the compiled code is kept.
         options: Those of `freewheel.stage._inductor.compiled`.
 
     Example:
         >>> layer = nn.Linear(2, 1)
-        >>> double = CompiledFunction(lambda x: 2 * layer(x), layer, 0, CompiledCode(), recomputes=True, donates=True)
+        >>> double, options = lambda x: 2 * layer(x), {"recomputes": True, "donates": True}
+        >>> double = CompiledFunction(double, lambda: ([layer], []), 0, CompiledCode(), **options)
         >>> x = torch.ones(3, 2)
         >>> torch.allclose(double(x), 2 * layer(x))
         True
@@ -43,20 +52,34 @@ class CompiledFunction:
     def __init__(
         self,
         function: Callable[..., Any],
-        module: nn.Module,
+        holders: Holders,
         stage: int,
         code: CompiledCode,
         **options: bool,
     ) -> None:
-        self._function, self._module, self._stage = function, module, stage
+        self._function, self._holders, self._stage = function, holders, stage
         self._code, self._options = code, options
-        self.refresh()
+        self._dicts: list[tuple[str, dict[str, Any]]] = []
+        self._seen: list[Any] = [None]  # before the first call
+
+    def check(self, device: torch.device) -> None:
+        """Reject what cannot be compiled, or would be called only once."""
+        from freewheel.stage._inductor import check_compiler
+
+        check_compiler(device)
+        for module in self._holders()[0]:
+            check_not_compiled(module, self._stage, "compile=True")
+            check_no_module_hooks(module, self._stage, "compile=True")
+            check_no_forward_hooks(module, self._stage)
 
     def refresh(self) -> None:
-        """Read the settings of the module, and where its tensors are."""
-        self._dicts = [(name, vars(module)) for name, module in self._module.named_modules()]
+        """Read the settings of the modules, and where tensors are."""
+        roots, others = self._holders()
+        modules = [pair for root in roots for pair in root.named_modules()]
+        self._dicts = [(name, vars(module)) for name, module in modules]
         self._seen = self._values()
-        self._slots: list[list[Slot]] = tensor_slots(self._module)
+        more: list[list[Slot]] = [[(tensors, key)] for tensors in others for key in tensors]
+        self._slots = [*tensor_slots(module for _, module in modules), *more]
         trained = tuple(t.requires_grad for t in self._held())
         settings = tuple((name, key, v) for name, d in self._dicts for key, v in d.items() if type(v) in _PLAIN)
         self._number = self._code.number((trained, settings))
@@ -97,10 +120,12 @@ class CompiledFunction:
 
         try:
             function = compiled(run, [*held, *tensors_among(leaves)], **self._options)
-        except (ValueError, TypeError):
+        except ChangedError:
             raise
         except Exception as error:
             reason = str(error).strip().split("\n")[0]
+            if "FakeTensorMode with 'allow_non_fake_inputs'" in reason:
+                reason = "it uses a tensor that is neither an argument nor held by a module, its lists or its dicts"
             raise ValueError(f"stages[{self._stage}] cannot be compiled ({reason}): leave compile out") from error
         out, out_shape = results[-1]
         return CompiledForm(function, template_of(out), out_shape)
@@ -115,8 +140,8 @@ class CompiledFunction:
             yield
             for (name, values), old in zip(self._dicts, filled):
                 for key, value in values.items():
-                    if value is not old.get(key) and not _constant(value, old.get(key)):
-                        raise ValueError(
+                    if value is not old.get(key) and key not in _CACHES and not _constant(value, old.get(key)):
+                        raise ChangedError(
                             f"module {name or 'itself'!r} of stages[{self._stage}] sets its attribute {key!r} in "
                             "forward, which compiled code would do only once: make it a buffer and change that in "
                             "place, or leave compile out"

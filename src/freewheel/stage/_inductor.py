@@ -20,7 +20,7 @@ from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
 
-from freewheel.stage._random import compiled_draws
+from freewheel.stage._random import compiled_draws, saves_states, unseeded
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # the compiler's own
@@ -28,9 +28,11 @@ with warnings.catch_warnings():
     from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
     from torch._inductor import config as inductor_config
     from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
+    from torch.utils._triton import has_triton
 
 Function = Callable[..., Sequence[Tensor]]
 _one_at_a_time = threading.Lock()  # tracing and compiling change global state of torch
@@ -53,13 +55,26 @@ def compiled(function: Function, inputs: Sequence[Tensor], *, recomputes: bool, 
         return aot_module_simplified(
             _Traced(function),  # pyright: ignore[reportArgumentType]
             list(inputs),
-            fw_compiler=compile_fx_inner,  # pyright: ignore[reportArgumentType]
-            bw_compiler=partial(compile_fx_inner, is_backward=True),  # pyright: ignore[reportArgumentType]
-            inference_compiler=_inference,  # pyright: ignore[reportArgumentType]
+            fw_compiler=_forward,
+            bw_compiler=_backward,
+            inference_compiler=_inference,
             partition_fn=partition,
             decompositions={**select_decomp_table(), **compiled_draws()},
             keep_inference_input_mutations=True,
         )
+
+
+def check_compiler(device: torch.device) -> None:
+    """Reject a machine without the compiler that Inductor needs for a device."""
+    if device.type == "cuda" and not has_triton():
+        raise ValueError("compile=True needs Triton for a GPU, which is missing: install it, or leave compile out")
+    try:
+        get_cpp_compiler()
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"compile=True needs a C++ compiler ({reason}): install g++, give one by CXX, or leave compile out"
+        ) from error
 
 
 class _Traced(nn.Module):
@@ -74,12 +89,18 @@ class _Traced(nn.Module):
 
 
 def _partition(joint: fx.GraphModule, inputs: Any, *, recomputes: bool, **options: Any) -> Any:
-    joint = joint_graph_passes(joint) or joint
-    if not recomputes:
-        return default_partition(joint, inputs, **options)
-    # Two draws from the same distribution look like the same computation.
-    with autograd_config.patch(cse=not _draws(joint)):
-        return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **options)
+    draws = _draws(joint)
+    if draws and saves_states():
+        raise RuntimeError(
+            "it uses torch.utils.checkpoint and draws random numbers, which its backward would not repeat"
+        )
+    with unseeded():
+        joint = joint_graph_passes(joint) or joint
+        if not recomputes:
+            return default_partition(joint, inputs, **options)
+        # Two draws from the same distribution look like the same computation.
+        with autograd_config.patch(cse=not draws):
+            return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **options)
 
 
 def _draws(graph: fx.GraphModule) -> bool:
@@ -88,8 +109,19 @@ def _draws(graph: fx.GraphModule) -> bool:
     return any(isinstance(t, OpOverload) and torch.Tag.nondeterministic_seeded in t.tags for t in targets)
 
 
-def _inference(graph: fx.GraphModule, inputs: Any) -> Any:
-    return compile_fx_inner(joint_graph_passes(graph) or graph, inputs, is_inference=True)
+def _forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    with unseeded():
+        return compile_fx_inner(gm, example_inputs)
+
+
+def _backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    with unseeded():
+        return compile_fx_inner(gm, example_inputs, is_backward=True)
+
+
+def _inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    with unseeded():
+        return compile_fx_inner(joint_graph_passes(gm) or gm, example_inputs, is_inference=True)
 
 
 @contextmanager

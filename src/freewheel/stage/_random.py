@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._functorch import config as compiling
 from torch._guards import TracingContext
 from torch._ops import OpOverload
 
@@ -115,6 +116,10 @@ def _register() -> _Registered:
         if torch.Tag.nondeterministic_seeded in op.tags and (kernel := _kernel(op, names)):
             library.impl(op, partial(kernel, op), _KEY)
     _share_states()
+    if (
+        "check_custom_op_aliasing" in compiling._config
+    ):  # by a mode that would hide draws in the first call of compiled code
+        compiling.check_custom_op_aliasing = False
     return _Registered(torch._C._dispatch_key_parse(_KEY), (others, library), [])  # pyright: ignore
 
 
@@ -171,9 +176,19 @@ def _kernel(op: OpOverload, names: set[str]) -> Callable[..., Any] | None:
     return _attention if op.name() in fused else _without_generator
 
 
+def unseeded() -> Any:
+    """Return a context that is outside of `SeededDraws`."""
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_registered().key))
+
+
+def saves_states() -> bool:
+    """Whether a checkpoint has saved the state of a generator inside the present `SeededDraws`."""
+    return _active.draws is not None and _active.draws.saved != ""
+
+
 def _plainly(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Call an operation as outside of `SeededDraws`."""
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_registered().key)):
+    with unseeded():
         return op(*args, **kwargs)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,19 +23,19 @@ def slots_of(module: nn.Module, live: Sequence[nn.Parameter]) -> list[list[Slot]
     return [slots[id(p)] for p in live]
 
 
-def tensor_slots(module: nn.Module) -> list[list[Slot]]:
-    """Return, for each tensor of the module tree, every slot that holds it: attributes, and items of lists and dicts.
+def tensor_slots(modules: Iterable[nn.Module]) -> list[list[Slot]]:
+    """Return, for each tensor of these modules, every slot that holds it: attributes, and items of lists and dicts.
 
     Tensors that forwards compute and keep as an attribute, such as the weight of `torch.nn.utils.prune`, are left out.
 
     Example:
         >>> layer = nn.Linear(2, 1)
         >>> layer.again = [layer.bias]
-        >>> [[key for _, key in places] for places in tensor_slots(layer)]
+        >>> [[key for _, key in places] for places in tensor_slots([layer])]
         [['weight'], ['bias', 0]]
     """
     slots: dict[int, list[Slot]] = {}
-    for child in module.modules():
+    for child in modules:
         values = list(vars(child).values())
         dicts = [vars(child), *(value for value in values if type(value) is dict)]
         lists = [value for value in values if type(value) is list]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -17,7 +16,7 @@ from freewheel.stage._blueprint import Blueprint
 from freewheel.stage._compiled import CompiledFunction
 from freewheel.stage._copies import copied
 from freewheel.stage._gradients import add, with_strides
-from freewheel.stage._hooks import check_compilable, check_hooks, gradient_hooks, with_hooks
+from freewheel.stage._hooks import check_hooks, gradient_hooks, with_hooks
 from freewheel.stage._launch import Launcher
 from freewheel.stage._loss import checked_loss, loss_of
 from freewheel.stage._random import SeededDraws
@@ -86,7 +85,7 @@ class Stage(ABC):
         """Reject a module that this kind of stage would not train right."""
         check_hooks(self.module, self.index)
         if self._compute is not None:
-            check_compilable(self.module, self.index)
+            self._compute.check(self.device)
 
     @abstractmethod
     def _make_weights(self) -> WeightVersions:
@@ -120,9 +119,7 @@ class Stage(ABC):
 
     def _call(self, unit: Unit, x: Tree, target: Tree) -> Tree:
         """Run the module, and the loss after the last one, with the random numbers of this unit."""
-        dtype = self.config.autocast
-        casts = torch.autocast(self.device.type, dtype=dtype) if dtype is not None else nullcontext()
-        with casts, self._draws_of(unit) as draws:
+        with self.config.casting(self.device), self._draws_of(unit) as draws:
             out, self._besides = (self._compute or self._plain_call)(x, target)
         self._draws, self._checkpoints = draws.used, draws.saved
         return out
@@ -140,6 +137,10 @@ class Stage(ABC):
         """Return the stage's result, and what else its credit needs of the forward."""
         out = self.module(x)
         return self._finish(out, target) if self.is_last else out, None
+
+    def _holders(self) -> tuple[list[nn.Module], list[dict[Any, Tensor]]]:
+        """Return the modules that `_plain_call` uses, and dicts of other tensors."""
+        return [self.module], []
 
     def _finish(self, out: Tree, target: Tree) -> Tree:
         """Return the last stage's result from its output."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ def evaluate(modules: Sequence[nn.Module], loader: Iterable[Any], config: RunCon
     device = homes(modules)[-1]
     for batch, out in _outputs(modules, loader, config, Reader.batch):
         target = to_device(batch.target, device)
-        with torch.no_grad(), casting(config, device):
+        with torch.no_grad(), config.casting(device):
             loss = loss_of(modules[-1], config.loss)(out, target)
         with torch.no_grad():
             meter.update(out, target, batch.size)
@@ -52,14 +52,9 @@ def _outputs(
         out = batch.x
         with torch.no_grad(), eval_mode(map(without_loss, modules)):
             for module, device in zip(modules, devices):
-                with casting(config, device):
+                with config.casting(device):
                     out = module(to_device(out, device))
         yield batch, out
-
-
-def casting(config: RunConfig, device: torch.device) -> AbstractContextManager[object]:
-    """The context in which a stage and the loss compute: autocast, where it is asked for."""
-    return torch.autocast(device.type, dtype=config.autocast) if config.autocast else nullcontext()
 
 
 @contextmanager
