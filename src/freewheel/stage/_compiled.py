@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from operator import is_
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from freewheel.stage._trees import Shape, flatten, tensors_among, unflatten
 
 Holders = Callable[[], tuple[Sequence[nn.Module], Sequence[dict[Any, Tensor]]]]
 _CACHES = ("_flat_weights", "_flat_weight_refs")  # of `nn.RNNBase`
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
 _PLAIN = (int, float, bool, str, type(None))
 
 
@@ -44,6 +45,7 @@ class CompiledFunction:
         >>> layer = nn.Linear(2, 1)
         >>> double, options = lambda x: 2 * layer(x), {"recomputes": True, "donates": True}
         >>> double = CompiledFunction(double, lambda: ([layer], []), 0, CompiledCode(), **options)
+        >>> double.refresh()
         >>> x = torch.ones(3, 2)
         >>> torch.allclose(double(x), 2 * layer(x))
         True
@@ -60,7 +62,8 @@ class CompiledFunction:
         self._function, self._holders, self._stage = function, holders, stage
         self._code, self._options = code, options
         self._dicts: list[tuple[str, dict[str, Any]]] = []
-        self._seen: list[Any] = [None]  # before the first call
+        self._slots: list[list[Slot]] = []
+        self._number = 0
 
     def check(self, device: torch.device) -> None:
         """Reject what cannot be compiled, or would be called only once."""
@@ -73,22 +76,18 @@ class CompiledFunction:
             check_no_forward_hooks(module, self._stage)
 
     def refresh(self) -> None:
-        """Read the settings of the modules, and where tensors are."""
+        """Read the settings of the modules, and where tensors are, before a run."""
         roots, others = self._holders()
         modules = [pair for root in roots for pair in root.named_modules()]
         self._dicts = [(name, vars(module)) for name, module in modules]
-        self._seen = self._values()
         more: list[list[Slot]] = [[(tensors, key)] for tensors in others for key in tensors]
         self._slots = [*tensor_slots(module for _, module in modules), *more]
         trained = tuple(t.requires_grad for t in self._held())
-        settings = tuple((name, key, v) for name, d in self._dicts for key, v in d.items() if type(v) in _PLAIN)
-        self._number = self._code.number((trained, settings))
+        settings = tuple((name, key, _setting(v)) for name, values in self._dicts for key, v in values.items())
+        self._number = self._code.number((trained, tuple(type(module) for _, module in modules), settings))
 
     def __call__(self, *trees: Any) -> Any:
         """Call the compiled function."""
-        seen = self._values()
-        if len(seen) != len(self._seen) or not all(map(is_, seen, self._seen)):
-            self.refresh()
         held, (leaves, shape) = self._held(), flatten(trees)
         form = tuple(
             (t.shape, t.stride(), t.dtype, t.device, t.requires_grad) if isinstance(t, Tensor) else (type(t), t)
@@ -97,10 +96,6 @@ class CompiledFunction:
         key = form, shape, self._number, torch.is_grad_enabled(), torch.get_num_threads()
         ready = self._code.get(key, lambda: self._compile(held, leaves, shape))
         return ready.result(ready.run(*held, *tensors_among(leaves)))
-
-    def _values(self) -> list[Any]:
-        """Return all that the modules hold."""
-        return [value for _, values in self._dicts for value in values.values()]
 
     def _held(self) -> list[Tensor]:
         """Return the tensors that the modules hold now."""
@@ -152,6 +147,13 @@ class CompiledFunction:
                     del values[key]
                 values.update(old)
             fill(self._slots, held)
+
+
+def _setting(value: Any) -> Any:
+    """Return what a compiled function depends on: a value or a function, and of anything else its type."""
+    if type(value) in (list, tuple):
+        return tuple(map(_setting, value))
+    return (type(value), value if type(value) in (*_PLAIN, *_FUNCTIONS) else None)
 
 
 def _constant(value: Any, before: Any) -> bool:
