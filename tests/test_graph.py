@@ -297,7 +297,7 @@ def test_tangents_drawn_inside_kernels(method, optimizer, replays):
             nn.Linear(8, 3),
         ]
 
-    loader = [*batches(11), *batches(1, size=2)]
+    loader = [*batches(11), *batches(1, size=4)]
     options = {"optimizer": OPTIMIZERS[optimizer], "epochs": 3}
     assert_same(*(trained(method, runtime, stages(), loader, **options) for runtime in BOTH))
     assert len(replays) > 1.5 * 3 * 30
