@@ -184,6 +184,7 @@ def test_hooks_and_compiled_modules_are_refused() -> None:
     refused("module '0' of .* forward hook", lambda layer: layer.register_forward_pre_hook(lambda *call: None))
     refused("module '0' of .* backward hook", lambda layer: layer.register_full_backward_hook(lambda *call: None))
     refused("module '0' of .* compiled by torch.compile", lambda layer: layer.compile())
+    refused("module '0.cell' of .* an nn.LSTM", lambda layer: layer.add_module("cell", nn.LSTM(2, 2)))
 
 
 def test_an_output_without_a_gradient_is_refused() -> None:

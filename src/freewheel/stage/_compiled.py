@@ -74,6 +74,12 @@ class CompiledFunction:
             check_not_compiled(module, self._stage, "compile=True")
             check_no_module_hooks(module, self._stage, "compile=True")
             check_no_forward_hooks(module, self._stage)
+            for name, child in module.named_modules() if device.type == "cpu" else ():
+                if isinstance(child, nn.LSTM):
+                    raise ValueError(
+                        f"module {name or type(child).__name__!r} of stages[{self._stage}] is an nn.LSTM, which cannot "
+                        "be compiled for a CPU: leave compile out"
+                    )
 
     def refresh(self) -> None:
         """Read the settings of the modules, and where tensors are, before a run."""

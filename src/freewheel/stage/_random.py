@@ -116,9 +116,8 @@ def _register() -> _Registered:
         if torch.Tag.nondeterministic_seeded in op.tags and (kernel := _kernel(op, names)):
             library.impl(op, partial(kernel, op), _KEY)
     _share_states()
-    if (
-        "check_custom_op_aliasing" in compiling._config
-    ):  # by a mode that would hide draws in the first call of compiled code
+    # A mode that checks the first call of compiled code would hide its draws.
+    if "check_custom_op_aliasing" in vars(compiling)["_config"]:
         compiling.check_custom_op_aliasing = False
     return _Registered(torch._C._dispatch_key_parse(_KEY), (others, library), [])  # pyright: ignore
 
