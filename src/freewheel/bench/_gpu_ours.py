@@ -12,6 +12,7 @@ from torch import Tensor
 from freewheel.bench._gpu_cases import Case, Ours
 from freewheel.bench._gpu_contender import OPTIMIZER, Batches, TorchContender, build_network, state_of
 from freewheel.bench._network import Cut
+from freewheel.methods import method
 from freewheel.split import split
 from freewheel.trainer import Trainer
 
@@ -41,16 +42,16 @@ class Training(TorchContender):
         stages = [model]
         if ours.k > 1:
             stages = split(model, balance=cuts[balanced(ours), ours.k], example=batches[0][0])
-        compiles: dict[str, Any] = {"compile": True} if ours.compile else {}
+        dual = ours.compile and ours.forward  # passes of dual numbers are compiled by an option of the method
         self._trainer = Trainer(
             stages,
-            method=ours.method,
+            method=method(ours.method, **{"compile": True} if dual else {}),
             loss=F.cross_entropy,
             optimizer=OPTIMIZER,
             runtime=ours.runtime,
+            compile=ours.compile and not dual,
             threads=1,
             check=False,
-            **compiles,
         )
         self._batches, self._fill = batches, FILLS * ours.k
 
