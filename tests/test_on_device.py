@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,6 +15,10 @@ import freewheel as fw
 from checkpoints import resume, saved_at
 from command_line import freewheel, good
 from freewheel import data
+from freewheel._config import RunConfig
+from freewheel.cli._compiling import choose_compiling
+from freewheel.cli._settings import resolve
+from freewheel.cli._train_options import TrainOptions
 from freewheel.data._loader import generator_for
 from freewheel.runtime import Prefetcher, Reader
 from rows import ROWS, batches, same_bits, tensors, trainer
@@ -289,9 +294,35 @@ def test_the_command_line_chooses_and_says_so(tmp_path):
     lines = good(*brief, "--save", str(tmp_path / "a.pt")).splitlines()
     assert any(line.startswith("data     digits: ") and line.endswith(", on cuda:0 (0 MB)") for line in lines)
     assert "runtime  graph: 2 stages, 1 thread each; chosen: all stages are on cuda:0" in lines
+    assert "compile  no: 5 batches do not pay for it, 20,000 do" in lines
     good(*brief, "--no-compare", "--runtime", "simulate", "--save", str(tmp_path / "b.pt"))
     a, b = (torch.load(tmp_path / f"{name}.pt") for name in "ab")
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+class Chosen(NamedTuple):
+    """What of a trainer the choice depends on."""
+
+    config: RunConfig
+
+
+@pytest.mark.parametrize(
+    ("arguments", "runtime", "updates", "compiles", "reason"),
+    [
+        ({}, "graph", 20_000, True, "20,000 batches pay for it"),
+        ({}, "graph", 400, False, "400 batches do not pay for it, 20,000 do"),
+        ({}, "threads", 20_000, False, "only CUDA graphs are compiled without --compile, not threads"),
+        ({"model": "net.py:make"}, "graph", 20_000, False, "a network of one's own is compiled only with --compile"),
+        ({"compile": True}, "threads", 1, True, ""),
+        ({"compile": False}, "graph", 20_000, False, ""),
+        ({"runtime": "graph"}, "graph", 20_000, False, ""),
+    ],
+    ids=str,
+)
+def test_stages_are_compiled_where_that_pays(arguments, runtime, updates, compiles, reason):
+    settings = resolve(TrainOptions(**{"runtime": "auto", **arguments}))
+    config = RunConfig(loss=F.cross_entropy, optimizer=torch.optim.SGD, runtime=runtime)
+    assert choose_compiling(settings, Chosen(config), updates) == (compiles, reason)
 
 
 @exhaustive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import freewheel
+from freewheel.cli._compiling import Compiling, choose_compiling
 from freewheel.cli._own import OwnData, is_own, own_data, own_function, own_model, sized
 from freewheel.cli._ranks import as_rank_0, follows
 from freewheel.cli._settings import Settings
@@ -39,6 +40,7 @@ class Job:
     pretrained: Pretrained | None
     transfer: freewheel.Transfer | None
     cut: tuple[int, ...]  # the number of units in each stage; empty with `--at` and for one stage
+    compiling: Compiling
 
     @property
     def parameters(self) -> int:
@@ -57,7 +59,12 @@ def prepare(settings: Settings) -> Job:
     untrained = copy.deepcopy(model)
     settings, stages, cut = _cut(settings, model, data.example())
     method = settings.method if transfer is None else with_transfer(settings.method, transfer)
-    trainer = _trainer(settings, stages, method, updates=_updates(options, data))
+    updates = _updates(options, data)
+    trainer = _trainer(settings, stages, method, updates=updates)
+    compiling = choose_compiling(settings, trainer, updates)
+    settings = replace(settings, options=replace(settings.options, compile=compiling.compiles))
+    if compiling.compiles != trainer.config.compile:
+        trainer = _trainer(settings, stages, method, updates=updates)
     if trainer.method.planned and RUNTIMES[trainer.config.runtime].local:
         data = _near(data, settings.devices[0])
     return Job(
@@ -69,6 +76,7 @@ def prepare(settings: Settings) -> Job:
         pretrained=pretrained,
         transfer=transfer,
         cut=cut,
+        compiling=compiling,
     )
 
 
@@ -156,7 +164,7 @@ def _trainer(
         clip=options.clip,
         autocast=torch.bfloat16 if options.bf16 else None,
         check=options.check,
-        compile=options.compile,
+        compile=bool(options.compile),
         threads=options.threads,
         slack=options.slack,
         slow=settings.stragglers,

@@ -21,6 +21,8 @@ def opening(job: Job, config: Path | None) -> Iterator[str]:
     if job.pretrained is not None:
         yield f"weights  {job.pretrained}"
     yield from _method_and_runtime(job)
+    if job.compiling.reason:
+        yield f"compile  {job.compiling}"
     yield f"steps    {options.optimizer}: {values}, {options.schedule} schedule, seed {options.seed}"
     if settings.forward:
         yield f"tangents {describe_tangents(settings.pipeline)}"

@@ -134,7 +134,9 @@ def _runtime_defaults(options: TrainOptions, method: Method) -> dict[str, Any]:
     stages = _stage_count(options, method, runtime)
     if runtime == "torchrun":
         check_started(stages, options.replicas)
-    return {"runtime": runtime, "stages": stages}
+    # Whether to compile depends on the data, too, where the trainer chooses the runtime.
+    compiles = False if options.compile is None and runtime != "auto" else options.compile
+    return {"runtime": runtime, "stages": stages, "compile": compiles}
 
 
 def _default_runtime(options: TrainOptions, method: Method) -> str:

@@ -97,7 +97,10 @@ class TrainOptions:
     check: Annotated[
         bool, declare(RUN, "", "Compare the stages with the whole network on a few samples before training.")
     ] = True
-    compile: Annotated[bool, declare(RUN, "", "Compile every stage, once for each shape of its input.")] = False
+    compile: Annotated[
+        bool | None,
+        declare(RUN, "", "Compile every stage, once for each shape of its input; default: in long runs on one GPU."),
+    ] = None
     device: Annotated[
         str, declare(RUN, "NAME", "cpu, cuda, or several that the stages take in turn: cuda:0,cuda:1.")
     ] = "cpu"
