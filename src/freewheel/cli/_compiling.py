@@ -8,7 +8,7 @@ import freewheel
 from freewheel.cli._own import is_own
 from freewheel.cli._settings import Settings
 
-BATCHES = 20_000  # compiling takes up to a minute or two, and saves tenths of a millisecond to some milliseconds a batch
+BATCHES = 20_000  # compiling takes up to a minute or two, and saves from tenths of a millisecond to some a batch
 
 
 class Compiling(NamedTuple):
