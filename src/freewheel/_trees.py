@@ -18,7 +18,18 @@ PLAIN = (NoneType, bool, int, float, complex, str, bytes, Enum, slice, range, to
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
-    """Return the tensors of a tree, in order."""
+    """Return the tensors of a tree, in order.
+
+    Example:
+        >>> len(tensors_of([torch.zeros(1), {"a": (torch.zeros(2), None)}]))
+        2
+    """
+    if isinstance(tree, Tensor):
+        return [tree]
+    if tree is None:
+        return []
+    if type(tree) in (tuple, list) or isinstance(tree, tuple):  # the usual ones bypass torch's general tree machinery
+        return [tensor for child in tree for tensor in tensors_of(child)]
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 

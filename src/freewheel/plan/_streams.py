@@ -108,21 +108,26 @@ def wire(schedule: Schedule, stage: int, actions: Iterable[Action]) -> Iterator[
     """
     first, last = stage == 0, stage == schedule.stages - 1
     messages = (ACTIVATION, *schedule.credit.messages)
-    received = [m for m in messages if m.arrives(first=first, last=last)]
     sent = [m for m in messages if m.leaves(first=first, last=last)]
+    before: dict[Op | None, list[Op]] = {}  # what precedes an op
+    for message in messages:
+        if message.arrives(first=first, last=last):
+            before.setdefault(message.needed_by, []).append(message.receive)
+        if message.relayed and message in sent:
+            before.setdefault(message.needed_by, []).append(message.send)
+    after: dict[Op | None, list[Op]] = {}  # what follows it
+    for message in sent:
+        if not message.relayed:
+            after.setdefault(message.made_by, []).append(message.send)
     for action in actions:
         op, n, _, j = action
-        for message in messages:
-            if message.needed_by is op and message in received:
-                yield Action(message.receive, n, None, j)
-            if message.needed_by is op and message.relayed and message in sent:
-                yield Action(message.send, n, None, j)
+        for each in before.get(op, ()):
+            yield Action(each, n, None, j)
         if op is Op.UPDATE:
             yield from _before_update(schedule, n, first=first, last=last)
         yield action
-        for message in sent:
-            if message.made_by is op and not message.relayed:
-                yield Action(message.send, n, None, j)
+        for each in after.get(op, ()):
+            yield Action(each, n, None, j)
         if op is Op.FORWARD and schedule.turns and not last:
             yield Action(TURN.receive, n)
         if op is Op.FORWARD and schedule.turns and not first:

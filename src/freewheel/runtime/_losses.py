@@ -27,8 +27,9 @@ class Losses:
 
     def note(self, batch: int) -> None:
         """Take the losses that an action of this batch has just produced."""
-        self._found += [(batch, *loss) for loss in self._stage.losses]
-        self._stage.losses = []
+        if self._stage.losses:
+            self._found += [(batch, *loss) for loss in self._stage.losses]
+            self._stage.losses = []
 
     def of(self, batch: int) -> list[Loss]:
         """The losses of one batch."""

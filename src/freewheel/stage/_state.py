@@ -70,11 +70,14 @@ def scratch_buffers(module: nn.Module, values: Sequence[Tensor] = ()) -> Iterato
 
 @contextmanager
 def restored_buffers(module: nn.Module) -> Iterator[None]:
-    """Undo in-place changes to a module's buffers at the end of the context."""
+    """Undo changes to a module's buffers at the end of the context; inside it, they are the module's own."""
+    slots = [(m._buffers, name, b) for m in module.modules() for name, b in m._buffers.items() if b is not None]
     before = [(b, b.clone()) for b in module.buffers()]
     try:
         yield
     finally:
+        for buffers, name, buffer in slots:
+            buffers[name] = buffer
         with torch.no_grad():
             for buffer, value in before:
                 buffer.copy_(value)

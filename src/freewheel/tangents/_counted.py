@@ -50,9 +50,10 @@ class CountedTangents:
         `which` is the replica, or the micro-batch with tangents of its own. There is no scale if it is 1 wherever it is
         not 0.
         """
-        keys = [(*self._key, pending.batch, which, p) for p in range(self._count)]
-        seeds = [self._launcher().seed(self._device, key) for key in keys]
-        scale = pending.alphas
+        if which not in pending.passed.seeds:
+            keys = [(*self._key, pending.batch, which, p) for p in range(self._count)]
+            pending.passed.seeds[which] = [self._launcher().seed(self._device, key) for key in keys]
+        seeds, scale = pending.passed.seeds[which], pending.alphas
         if not set(scale) - {0.0, 1.0}:
             return seeds
         if scale not in self._scales:

@@ -34,11 +34,12 @@ class Passed:
     tangents: Tangents = field(default_factory=dict)
     perturbations: dict[TangentKey, list[Perturbation]] = field(default_factory=dict)  # always by micro-batch
     used_by: dict[int, set[int]] = field(default_factory=dict)  # with replicas: the parameters used by each
+    seeds: dict[int, list[Tensor]] = field(default_factory=dict)  # on the device, by replica or micro-batch
 
     def copy(self) -> Passed:
         """Return a copy, to which another pass may add."""
         tangents = {key: dict(each) for key, each in self.tangents.items()}
-        return Passed(set(self.used), tangents, dict(self.perturbations), dict(self.used_by))
+        return Passed(set(self.used), tangents, dict(self.perturbations), dict(self.used_by), dict(self.seeds))
 
     def encode(self) -> tuple[Any, ...]:
         """Convert to plain containers."""
@@ -111,14 +112,14 @@ class Directions:
         self._scales: dict[tuple[float, ...], tuple[float, ...]] = {}  # all that there were
         self.repeated: set[int] = set()  # parameters used more than once in a pass: drawn once, then cached
 
-    def start(self, batch: int, epoch: int) -> tuple[PendingBatch, Tangents]:
+    def start(self, batch: int, epoch: int) -> tuple[PendingBatch, Tangents | None]:
         """Start a batch with its scale; return it, and its tangents if the user provides them."""
         if self._scale is None or self._scale[0] != epoch:
             found = alphas(self.tangents.scale, epoch, self.names, self._groups)
             self._scale = epoch, self._known(a if p.requires_grad else 0.0 for a, p in zip(found, self.parameters))
         pending = PendingBatch(batch, self._scale[1])
         if self.tangents.direction is None:
-            return pending, {}
+            return pending, None
         given = self._user_tangents(pending)
         pending.alphas = self._known(a if i in given else 0.0 for i, a in enumerate(pending.alphas))
         return pending, {(0, 0): given}
