@@ -20,9 +20,7 @@ def jax_makers(case: Case, batches: Batches, device: str) -> dict[str, Callable[
         os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
 
-    arrays = [
-        (jax.numpy.asarray(x.permute(0, 2, 3, 1).cpu().numpy()), jax.numpy.asarray(y.cpu().numpy())) for x, y in batches
-    ]
+    arrays = [(jax.numpy.asarray(x.permute(0, 2, 3, 1).numpy()), jax.numpy.asarray(y.numpy())) for x, y in batches]
     return {f"jit({mode})": partial(Compiled, jax, case.net, mode, arrays) for mode in ("grad", "jvp")}
 
 
@@ -49,6 +47,6 @@ class Compiled(Contender):
     def extra(self, before: Memory) -> Memory:
         """What the compiler has set aside, beyond the state that a step replaces."""
         found = self._step.memory_analysis()
-        if before.allocated is None or found is None:
+        if found is None:
             return Memory()
         return Memory(found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes)

@@ -86,6 +86,6 @@ class Passes:
         self._batches, self._lengths = batches, iter(lengths)
 
     def __iter__(self) -> Iterator[Any]:
-        count = next(self._lengths)
+        count = next(self._lengths, 0)
         repeated = (batch for _ in range(-(-count // len(self._batches))) for batch in self._batches)
         return islice(repeated, count)

@@ -97,6 +97,7 @@ class Team:
 
     def __init__(self, case: Case, kind: str, device: str) -> None:
         self._case, self._kind, self._device = case, kind, device
+        self._torch_device = "cpu" if kind == "JAX" else device  # JAX copies batches to the device by itself
         self._makers: dict[str, Callable[[], Contender]] = {}
         self._ready: dict[str, Built] = {}
 
@@ -107,7 +108,7 @@ class Team:
         module, function = KINDS[self._kind]
         try:
             make: Makers = getattr(importlib.import_module(module), function)
-            self._makers = make(self._case, make_batches(self._case, self._device), self._device)
+            self._makers = make(self._case, make_batches(self._case, self._torch_device), self._device)
         except Exception as error:
             yield _failed(error)
         else:
@@ -120,7 +121,7 @@ class Team:
                 yield name, Failed("left out: no time left to build it")
                 continue
             try:
-                self._ready[name] = build(make, self._device)
+                self._ready[name] = build(make, self._torch_device)
             except Exception as error:
                 yield name, _failed(error)
             else:
