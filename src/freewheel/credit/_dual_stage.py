@@ -77,6 +77,8 @@ class DualStage(Stage):
 
     def __init__(self, blueprint: Blueprint, forward: Forward) -> None:
         super().__init__(blueprint)
+        if self.config.compile:
+            forward = replace(forward, compile=True)
         self.tangents = forward
         self._cuts_time = self.schedule.along == 1
         if self._cuts_time:

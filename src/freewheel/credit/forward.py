@@ -104,6 +104,10 @@ class Forward(TangentOptions, Credit):
                 "runtime='threads'"
             )
 
+    def check_compiled(self) -> None:
+        """Reject perturbed activations."""
+        replace(self, compile=True)
+
     def check_epochs(self, stages: Sequence[Stage], epochs: range) -> None:
         """Reject name patterns of the scale that match no parameter."""
         check_patterns(self.scale, epochs, [names for stage in stages for names in parameter_names(stage.blueprint)])
