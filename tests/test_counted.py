@@ -85,3 +85,10 @@ def test_resumes(tmp_path):
     again = resume(path, stages(), method, runtime="threads", optimizer=SGD)
     again.fit(batches(8), epochs=2)
     assert same_bits(tensors(*begun.stages), tensors(*again.stages))
+
+
+@exhaustive
+def test_the_trainer_compiles_passes_and_says_what_it_cannot() -> None:
+    assert same_bits(train(fw.AsyncFGD(compile=True)), train(fw.AsyncFGD(), compile=True))
+    with pytest.raises(ValueError, match=r"compile=True with perturb='activations'"):
+        train(fw.AsyncFGD(perturb="activations"), compile=True)

@@ -52,7 +52,9 @@ def test_forward_gradients_keep_seeds_alone():
 
             def forward(*args, verb=stage.forward, stage=stage, most=most):
                 out = verb(*args)
-                sets = [held for pending in stage._batches.values() for held in pending.passed.tangents.values() if held]
+                sets = [
+                    held for pending in stage._batches.values() for held in pending.passed.tangents.values() if held
+                ]
                 most[stage.index] = max(most[stage.index], len(sets))
                 return out
 

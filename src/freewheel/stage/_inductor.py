@@ -51,7 +51,7 @@ def compiled(function: Function, inputs: Sequence[Tensor], *, recomputes: bool, 
         donates: Whether the backward may overwrite what was saved for it.
     """
     partition = partial(_partition, recomputes=recomputes)
-    with _compiling(cse=False, donated_buffer=donates), nullcontext() if recomputes else _without_hooks():
+    with _tracing(cse=False, donated_buffer=donates), nullcontext() if recomputes else _without_hooks():
         return aot_module_simplified(
             _Traced(function),  # pyright: ignore[reportArgumentType]
             list(inputs),
@@ -125,14 +125,19 @@ def _inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
 
 
 @contextmanager
-def _compiling(**autograd: bool) -> Iterator[None]:
-    """Trace and compile inside the context, one thread at a time."""
+def compiling(**settings: bool) -> Iterator[None]:
+    """Compile inside the context, one thread at a time, with these settings of Inductor."""
+    with _one_at_a_time, warnings.catch_warnings(), inductor_config.patch({**_SETTINGS, **settings}):
+        warnings.simplefilter("ignore")  # the compiler's own
+        yield
+
+
+@contextmanager
+def _tracing(**autograd: bool) -> Iterator[None]:
+    """Trace and compile inside the context."""
     mode = FakeTensorMode()
     with ExitStack() as stack:
-        stack.enter_context(_one_at_a_time)
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # the compiler's own
-        stack.enter_context(inductor_config.patch(_SETTINGS))
+        stack.enter_context(compiling())
         # A backward that is compiled when it is first called would be compiled outside of the lock.
         stack.enter_context(autograd_config.patch({"force_non_lazy_backward_lowering": True, **autograd}))
         stack.enter_context(V.set_fake_mode(mode))

@@ -7,8 +7,6 @@ goes directly to Inductor, so a call has no guards and does not affect stages in
 
 from __future__ import annotations
 
-import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,8 +17,6 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 DualFunction = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
-
-_one_at_a_time = threading.Lock()  # tracing and compiling change global state of torch
 
 
 class FixedTangents:
@@ -67,8 +63,9 @@ def compiled_function(run: Callable[..., Any], *inputs: list[Tensor], fake: bool
 @contextmanager
 def _compiling() -> Iterator[None]:
     """Explain errors inside the context, in which one thread may be at a time."""
-    with _one_at_a_time, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiler's own, and its advice
+    from freewheel.stage._inductor import compiling  # takes a second or two
+
+    with compiling(fallback_random=False):
         try:
             yield
         except Exception as error:
