@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
 
 from freewheel.stage._random import compiled_draws, saves_states, unseeded
+from freewheel.stage._trees import tensors_among
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # the compiler's own
@@ -55,8 +56,8 @@ def compiled(function: Function, inputs: Sequence[Tensor], *, recomputes: bool, 
         return aot_module_simplified(
             _Traced(function),  # pyright: ignore[reportArgumentType]
             list(inputs),
-            fw_compiler=_forward,
-            bw_compiler=_backward,
+            fw_compiler=_inductor,
+            bw_compiler=partial(_inductor, is_backward=True),
             inference_compiler=_inference,
             partition_fn=partition,
             decompositions={**select_decomp_table(), **compiled_draws()},
@@ -109,19 +110,17 @@ def _draws(graph: fx.GraphModule) -> bool:
     return any(isinstance(t, OpOverload) and torch.Tag.nondeterministic_seeded in t.tags for t in targets)
 
 
-def _forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-    with unseeded():
-        return compile_fx_inner(gm, example_inputs)
-
-
-def _backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-    with unseeded():
-        return compile_fx_inner(gm, example_inputs, is_backward=True)
+def _inductor(gm: fx.GraphModule, example_inputs: Sequence[Any], **kind: bool) -> Any:
+    """Compile a graph; on a CPU into one C++ function, which lets other threads run Python while it runs."""
+    on_cpu = all(t.device.type == "cpu" for t in tensors_among(example_inputs))
+    with unseeded(), inductor_config.patch({"cpp_wrapper": on_cpu}):
+        return compile_fx_inner(gm, example_inputs, cpp_wrapper=on_cpu, **kind)
 
 
 def _inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
     with unseeded():
-        return compile_fx_inner(joint_graph_passes(gm) or gm, example_inputs, is_inference=True)
+        gm = joint_graph_passes(gm) or gm
+    return _inductor(gm, example_inputs, is_inference=True)
 
 
 @contextmanager
