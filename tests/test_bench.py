@@ -111,6 +111,11 @@ def test_ratios_compare_with_the_best_of_each_kind():
         f"freewheel: {contenders.BY_HAND}": 3.9,
         "PyTorch: 1 core": 4.0,
         f"PyTorch: {_speed.cores()} cores": 3.0,
+        "freewheel, compiled: pipedream, simulate": 1.8,
+        "freewheel, compiled: pipedream, threads": 1.0,
+        "freewheel, compiled: pipedream, processes": 1.5,
+        "PyTorch, compiled: 1 core": 2.0,
+        f"PyTorch, compiled: {_speed.cores()} cores": 1.3,
         "torch pipelining: GPipe, M=2": 8.0,
         "torch pipelining: 1F1B, M=2": 6.0,
     }
@@ -118,4 +123,5 @@ def test_ratios_compare_with_the_best_of_each_kind():
     over = {"sequential": 2.5, "bp_all_cores": 1.5, "bp_best": 1.5, "torch_pipelining": 3.0}
     assert _speed._ratios(rows) == over
     assert _speed._processes(rows) == 1.25
+    assert _speed._compiled(rows) == {"sequential": 1.8, "bp_all_cores": 1.3}
     assert _speed._bookkeeping(rows) == pytest.approx(0.025)

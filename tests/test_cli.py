@@ -151,6 +151,7 @@ def test_bench_speed_prints_tables_and_writes_json(monkeypatch: pytest.MonkeyPat
         "rows": [{"name": "pipedream", "seconds": 0.25, "images_per_second": 1234.5, "kind": "threads"}],
         "bookkeeping": 0.012,
         "processes": 1.5,
+        "compiled": {"sequential": 1.8, "bp_all_cores": 1.3},
         "ratios": {"sequential": 1.75, "bp_all_cores": 1.25, "torch_pipelining": 2.5, "moon": 3.0},
     }
     asked: dict[str, Any] = {}
@@ -171,6 +172,7 @@ def test_bench_speed_prints_tables_and_writes_json(monkeypatch: pytest.MonkeyPat
     assert "2.50 times as fast as torch.distributed.pipelining" in result.stdout
     assert "3.00 times as fast as moon" in result.stdout
     assert "In processes a method is 1.50 times as fast as on threads." in result.stdout
+    assert "Compiled stages are 1.30 times as fast as compiled PyTorch on all cores." in result.stdout
     assert f"wrote {file}" in result.stdout
     assert json.loads(file.read_text()) == {"64": part, "4": part}
 

@@ -31,12 +31,19 @@ def freewheel_runs(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str,
     return {BY_HAND: _by_hand(cut)} | ours
 
 
-def timed_trainer(stages: Sequence[nn.Module], method: str | Method, runtime: str, **optimizer: float) -> Turn:
+def compiled_freewheel_runs(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
+    """Freewheel with compiled stages: a sequential run, and asynchronous ones."""
+    runs = [(ASYNCHRONOUS[0], runtime) for runtime in ("simulate", "threads", "processes")]
+    return {f"{m}, {runtime}": timed_trainer(stages_of(cut), m, runtime, compile=True) for m, runtime in runs}
+
+
+def timed_trainer(
+    stages: Sequence[nn.Module], method: str | Method, runtime: str, *, compile: bool = False, **optimizer: float
+) -> Turn:
     """A trainer with one thread per stage, timed while its pipeline is full."""
+    options: dict[str, Any] = {"runtime": runtime, "threads": 1, "check": False, "compile": compile}
     make = partial(OPTIMIZER, **optimizer)
-    trainer = Trainer(
-        stages, method=method, loss=F.cross_entropy, optimizer=make, runtime=runtime, threads=1, check=False
-    )
+    trainer = Trainer(stages, method=method, loss=F.cross_entropy, optimizer=make, **options)
 
     def turn(batches: Batches) -> float:
         # Only the middle one of three epochs counts: the pipeline is full when it begins and when it ends.
@@ -59,6 +66,12 @@ class Laps:
 def pytorch_runs(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
     """Plain PyTorch on one core and on all cores."""
     return {f"{n} core{'s' * (n > 1)}": backprop(network(), threads=n) for n in sorted({1, cores()})}
+
+
+def compiled_pytorch_runs(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
+    """Plain PyTorch with `torch.compile`, on one core and on all cores."""
+    models = {n: torch.compile(network(), dynamic=False) for n in sorted({1, cores()})}
+    return {f"{n} core{'s' * (n > 1)}": backprop(model, threads=n) for n, model in models.items()}
 
 
 def backprop(model: Any, *, threads: int = 1, **optimizer: Any) -> Turn:

@@ -45,12 +45,15 @@ def speed(
         each turn) and its `ratios`: the speed of the best asynchronous run on threads relative to Freewheel's
         sequential run (`sequential`), to plain PyTorch on all cores (`bp_all_cores`) and on its best number of cores
         (`bp_best`), and to the best of torch.distributed.pipelining (`torch_pipelining`). `processes` is the speed of a
-        method in processes relative to threads; `bookkeeping` is the share of a sequential step that is spent on
-        running the plan rather than on the network.
+        method in processes relative to threads. `compiled` is the speed of compiled stages, on the better of the two,
+        relative to the same stages one at a time (`sequential`) and to compiled PyTorch (`bp_all_cores`).
+        `bookkeeping` is the share of a sequential step that is spent on running the plan rather than on the network.
     """
     teams = [
         Team("freewheel", contenders.freewheel_runs),
         Team("PyTorch", contenders.pytorch_runs),
+        Team("freewheel, compiled", contenders.compiled_freewheel_runs),
+        Team("PyTorch, compiled", contenders.compiled_pytorch_runs),
         Team("torch pipelining", pipelining_runs, ranks=2),
     ]
     return run_teams(teams, batch_sizes, repeats, seconds, log, _compare)
@@ -83,7 +86,12 @@ def run_teams(
 
 
 def _compare(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"ratios": _ratios(rows), "processes": _processes(rows), "bookkeeping": _bookkeeping(rows)}
+    return {
+        "ratios": _ratios(rows),
+        "processes": _processes(rows),
+        "compiled": _compiled(rows),
+        "bookkeeping": _bookkeeping(rows),
+    }
 
 
 def take_turns(
@@ -119,7 +127,7 @@ def _ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
         return min(row["seconds"] for row in rows if row["name"].startswith(names))
 
     first = contenders.ASYNCHRONOUS[0]
-    ours = min(row["seconds"] for row in rows if row["name"].endswith(", threads"))
+    ours = min(row["seconds"] for row in rows if row["kind"] == "freewheel" and row["name"].endswith(", threads"))
     return {
         "sequential": best(f"freewheel: {first}, simulate") / ours,
         "bp_all_cores": best(f"PyTorch: {cores()} core") / ours,
@@ -133,6 +141,14 @@ def _processes(rows: list[dict[str, Any]]) -> float:
     took = {row["name"]: row["seconds"] for row in rows}
     first = contenders.ASYNCHRONOUS[0]
     return took[f"freewheel: {first}, threads"] / took[f"freewheel: {first}, processes"]
+
+
+def _compiled(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The speed of compiled stages, on threads or in processes, relative to other compiled runs."""
+    took, first = {row["name"]: row["seconds"] for row in rows}, contenders.ASYNCHRONOUS[0]
+    ours = min(took[f"freewheel, compiled: {first}, {runtime}"] for runtime in ("threads", "processes"))
+    plain = min(took[name] for name in took if name.startswith(f"PyTorch, compiled: {cores()} core"))
+    return {"sequential": took[f"freewheel, compiled: {first}, simulate"] / ours, "bp_all_cores": plain / ours}
 
 
 def _bookkeeping(rows: list[dict[str, Any]]) -> float:

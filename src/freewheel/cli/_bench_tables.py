@@ -15,6 +15,7 @@ SPEED_RATIOS = {
     "bp_best": "plain PyTorch on its best number of cores",
     "torch_pipelining": "torch.distributed.pipelining at its best",
 }
+COMPILED_RATIOS = {"sequential": "the same one at a time", "bp_all_cores": "compiled PyTorch on all cores"}
 FORWARD_RATIOS = {
     "compiled_over_bp": "A compiled step takes {:.2f} of the time of backpropagation",
     "eager_over_bp": "An eager step takes {:.2f} of the time of backpropagation",
@@ -59,6 +60,8 @@ def show_speed(result: Mapping[str, Row]) -> None:
         for name, ratio in found["ratios"].items():
             print_line(f"  {ratio:.2f} times as fast as {SPEED_RATIOS.get(name, name)}")
         print_line(f"In processes a method is {found['processes']:.2f} times as fast as on threads.")
+        for name, ratio in found["compiled"].items():
+            print_line(f"Compiled stages are {ratio:.2f} times as fast as {COMPILED_RATIOS[name]}.")
         print_line(f"Running the plan, not a hand-written loop, takes {found['bookkeeping']:.1%} of a sequential step.")
         print_line()
 

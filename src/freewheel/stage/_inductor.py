@@ -110,7 +110,7 @@ def _draws(graph: fx.GraphModule) -> bool:
     return any(isinstance(t, OpOverload) and torch.Tag.nondeterministic_seeded in t.tags for t in targets)
 
 
-def _inductor(gm: fx.GraphModule, example_inputs: Sequence[Any], **kind: bool) -> Any:
+def _inductor(gm: fx.GraphModule, example_inputs: Sequence[Any], **kind: Any) -> Any:
     """Compile a graph; on a CPU into one C++ function, which lets other threads run Python while it runs."""
     on_cpu = all(t.device.type == "cpu" for t in tensors_among(example_inputs))
     with unseeded(), inductor_config.patch({"cpp_wrapper": on_cpu}):
