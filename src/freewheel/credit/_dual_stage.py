@@ -75,6 +75,8 @@ class DualInput(NamedTuple):
 class DualStage(Stage):
     """A stage that runs one pass per tangent; `ForwardStage` uses the results."""
 
+    discards = staticmethod(restored_buffers)  # a compiled pass uses the module's own
+
     def __init__(self, blueprint: Blueprint, forward: Forward) -> None:
         super().__init__(blueprint)
         if self.config.compile:

@@ -28,7 +28,7 @@ from freewheel.runtime._drawn import Draw, DrawRecorder, Kind, Sources, without_
 from freewheel.runtime._fixed import StepSizes, fingerprint_of, may_capture_updates
 from freewheel.runtime._places import FixedTree, Form, Recorded, forms_of, is_dense
 from freewheel.runtime._recording import recording
-from freewheel.stage import Launcher, NotYetError, SeededDraws, Stage, has_state, restored_buffers
+from freewheel.stage import Launcher, NotYetError, SeededDraws, Stage, has_state
 
 T = TypeVar("T")
 FORMS = 4  # of batches that are captured; further ones are computed as on other runtimes
@@ -243,7 +243,7 @@ class CapturingLauncher(Launcher):
         try:
             # The function is called again: a compiled backward may not reuse the memory of what was saved for it.
             kept = compiling.patch(donated_buffer=False)
-            with restored_buffers(self._stage.module), kept, self._recorded_draws(kind):
+            with self._stage.discards(self._stage.module), kept, self._recorded_draws(kind):
                 function(unit, *arguments, *(each.tree for each in fixed))
         finally:
             self.warms_up = False

@@ -20,7 +20,7 @@ from freewheel.stage._hooks import check_hooks, gradient_hooks, with_hooks
 from freewheel.stage._launch import Launcher
 from freewheel.stage._loss import checked_loss, loss_of
 from freewheel.stage._random import SeededDraws
-from freewheel.stage._state import load_tensors, step_scheduler, tensors_of
+from freewheel.stage._state import load_tensors, scratch_buffers, step_scheduler, tensors_of
 from freewheel.stage._trees import to_device
 from freewheel.stage._weights import Live, WeightVersions
 
@@ -30,6 +30,8 @@ Verbs = dict[Op, Callable[..., Any]]  # computation: f(unit); send: f(unit) -> m
 
 class Stage(ABC):
     """A module with its optimizer. Each credit has a subclass that learns from a batch."""
+
+    discards = staticmethod(scratch_buffers)  # changes to a module's buffers inside this context
 
     def __init__(self, blueprint: Blueprint) -> None:
         self.blueprint, self.options = blueprint, blueprint.options
