@@ -12,7 +12,6 @@ from torch import Tensor
 from freewheel.bench._gpu_cases import Case, Ours
 from freewheel.bench._gpu_contender import OPTIMIZER, Batches, TorchContender, build_network, state_of
 from freewheel.bench._network import Cut
-from freewheel.methods import method
 from freewheel.split import split
 from freewheel.trainer import Trainer
 
@@ -42,14 +41,13 @@ class Training(TorchContender):
         stages = [model]
         if ours.k > 1:
             stages = split(model, balance=cuts[balanced(ours), ours.k], example=batches[0][0])
-        dual = ours.compile and ours.forward  # passes of dual numbers are compiled by an option of the method
         self._trainer = Trainer(
             stages,
-            method=method(ours.method, **{"compile": True} if dual else {}),
+            method=ours.method,
             loss=F.cross_entropy,
             optimizer=OPTIMIZER,
             runtime=ours.runtime,
-            compile=ours.compile and not dual,
+            compile=ours.compile,
             threads=1,
             check=False,
         )
