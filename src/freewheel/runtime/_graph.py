@@ -7,8 +7,10 @@ the stages beside each other. See `CapturingLauncher` for the graphs.
 from __future__ import annotations
 
 import gc
+import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -79,7 +81,7 @@ class Graphs(Runtime):
         def on_cut(cut: Cut) -> bool:
             torch.cuda.set_stream(caller)
             torch.cuda.synchronize(caller.device)
-            stops = run.on_cut(cut)
+            stops = run.on_cut(replace(cut, time=time.perf_counter()))  # it is over when the GPU has computed it
             for launcher in launchers:
                 launcher.check_unchanged()
             return stops
