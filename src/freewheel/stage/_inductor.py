@@ -6,10 +6,11 @@ is the same in every process, so that it gives the same bits: no kernel is chose
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,10 @@ with warnings.catch_warnings():
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
     from torch.utils._triton import has_triton
+
+if multiprocessing.parent_process() is not None:
+    with suppress(AttributeError):  # the compiler's progress bars take a semaphore that a worker would leave behind
+        torch.hub.tqdm.set_lock(threading.RLock())  # pyright: ignore[reportPrivateImportUsage]
 
 Function = Callable[..., Sequence[Tensor]]
 _one_at_a_time = threading.Lock()  # tracing and compiling change global state of torch
