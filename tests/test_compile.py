@@ -187,6 +187,7 @@ def test_hooks_and_compiled_modules_are_refused() -> None:
     refused("module '0.cell' of .* an nn.LSTM", lambda layer: layer.add_module("cell", nn.LSTM(2, 2)))
 
 
+@exhaustive
 def test_an_output_without_a_gradient_is_refused() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
