@@ -56,8 +56,8 @@ class Training(TorchContender):
     def turns(self, steps: int, count: int) -> list[float]:
         """The seconds a batch of each turn, an epoch.
 
-        An epoch is recorded when its last batch has been launched, before the GPU has finished it. So the turns are
-        epochs that follow one as long, whose last batches count for them as theirs count for the next.
+        On threads an epoch is recorded when its last batch has been launched, before the GPU has finished it. So the
+        turns are epochs that follow one as long, whose last batches count for them as theirs count for the next.
         """
         lengths = [self._fill, *[steps] * (count + 1), self._fill]
         history = self._trainer.fit(Passes(self._batches, lengths), len(lengths), progress=False)

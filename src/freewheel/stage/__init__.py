@@ -6,7 +6,7 @@ from freewheel.stage._blueprint import (
     blueprints as blueprints,
     factory_of as factory_of,
 )
-from freewheel.stage._code import CompiledCode as CompiledCode
+from freewheel.stage._code import CompiledCode as CompiledCode, filled as filled, template_of as template_of
 from freewheel.stage._compiled import CompiledFunction as CompiledFunction
 from freewheel.stage._copies import copied as copied
 from freewheel.stage._gradients import NO_GRAPH as NO_GRAPH, add as add

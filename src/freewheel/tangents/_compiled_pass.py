@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import make_dual
 
-from freewheel.stage import Shape, flatten, map_tensors, tensors_among, unflatten
+from freewheel.stage import Shape, filled, flatten, map_tensors, template_of, tensors_among, unflatten
 from freewheel.tangents._compiled import FixedTangents, compiled
 from freewheel.tangents._mode import DualMode
 
 SplitDuals = tuple[Any, list[Tensor | None]]  # values, and the tangents of their leaves
-_TENSOR = object()
 
 
 class CompiledPass:
@@ -48,11 +47,11 @@ class CompiledPass:
         self.used, self.edits = list(used), edits
         self.signature = signature_of(x[0], input_tangents[0], target[0])
         self._has_tangent = [o is not None for o in input_tangents[0]]
-        template = _template([*x[0], *target[0]])
+        template = template_of([*x[0], *target[0]])
         seen: list[SplitDuals] = []  # the results of tracing
 
         def run(values: list[Tensor], tangents: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-            every, ours = _filled(template, values), iter(tangents)
+            every, ours = filled(template, values), iter(tangents)
             leaves, goal = every[: len(x[0])], every[len(x[0]) :]
             duals = [make_dual(leaf, next(ours)) if has else leaf for leaf, has in zip(leaves, self._has_tangent)]
             source = FixedTangents(index_of, dict(zip(self.used, ours)))
@@ -70,7 +69,7 @@ class CompiledPass:
         )
         out, found = seen[0]
         leaves, self._shape = flatten(out)
-        self._template = _template(leaves)
+        self._template = template_of(leaves)
         self._found = [t is not None for t in found]
 
     def __call__(
@@ -79,7 +78,7 @@ class CompiledPass:
         """Run the pass and return the result for each tangent."""
         with torch.no_grad():
             values, tangents = self._run(tensors_among([*x, *target]), [*self._stacked(input_tangents), *given])
-        out = unflatten(_filled(self._template, values), self._shape)
+        out = unflatten(filled(self._template, values), self._shape)
         results: list[SplitDuals] = []
         for p in range(len(input_tangents)):
             each = iter(tangents)
@@ -96,14 +95,3 @@ def signature_of(*lists: Sequence[Any]) -> list[Any]:
     """Return what a compiled pass depends on: the form of each tensor, and all other leaves."""
     leaves = [t for tensors in lists for t in tensors]
     return map_tensors(lambda t: (tuple(t.shape), tuple(t.stride()), str(t.dtype)), leaves)
-
-
-def _template(leaves: Sequence[Any]) -> list[Any]:
-    """Replace the tensors among leaves by a placeholder."""
-    return map_tensors(lambda t: _TENSOR, leaves)
-
-
-def _filled(template: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
-    """Replace the placeholders by tensors."""
-    left = iter(tensors)
-    return [next(left) if leaf is _TENSOR else leaf for leaf in template]
