@@ -79,7 +79,7 @@ class DualStage(Stage):
 
     def __init__(self, blueprint: Blueprint, forward: Forward) -> None:
         super().__init__(blueprint)
-        if self.config.compile:
+        if self.config.compile and not forward.eager:
             forward = replace(forward, compile=True)
         self.tangents = forward
         self._cuts_time = self.schedule.along == 1

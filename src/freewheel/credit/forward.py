@@ -32,6 +32,7 @@ class Forward(TangentOptions, Credit):
     Args:
         each: Whether the micro-batches of a batch share its tangents (`batch`) or each has its own (`micro`).
         recurs_later: For each stage, whether a later one has recurrent layers; set by `bind`.
+        eager: Whether passes are not compiled even under the trainer's `compile=True`; set by `probe`.
 
     See `TangentOptions` for the others.
 
@@ -48,6 +49,7 @@ class Forward(TangentOptions, Credit):
 
     each: Literal["batch", "micro"] = "batch"
     recurs_later: tuple[bool, ...] = field(default=(), repr=False, compare=False)
+    eager: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,7 +118,7 @@ class Forward(TangentOptions, Credit):
         """Return this credit with known tangents, so that its derivative can be compared."""
         if self.perturb != "weights" or self.each != "batch":
             return self
-        return replace(self, tangents=1, direction=waves, scale=1.0, compile=False)
+        return replace(self, tangents=1, direction=waves, scale=1.0, compile=False, eager=True)
 
     def wrong_gradient(
         self, ours: Sequence[Tensor | None], plain: Sequence[Tensor | None], *, coarse: bool
