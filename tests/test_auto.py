@@ -12,8 +12,7 @@ from torch import nn
 import freewheel as fw
 from freewheel.split import SplitReport, Stages
 from rows import batches, network, same_bits, tensors, trainer
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+from spread import needs_cuda
 
 
 @pytest.fixture(autouse=True)

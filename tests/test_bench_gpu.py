@@ -23,10 +23,9 @@ from freewheel.bench._gpu_ours import Training
 from freewheel.bench._gpu_process import Failed, Team, Worker
 from freewheel.bench._gpu_torch import PEERS, Graphed, pytorch_makers
 from freewheel.bench._jax_net import NETS, make_loss, make_state
-from spread import exhaustive
+from spread import exhaustive, needs_cuda
 from vision import declare_operators
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 TINY = Case(
     name="tiny",
     net="digits-cnn",

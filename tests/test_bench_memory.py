@@ -18,10 +18,9 @@ from freewheel.bench._memory_contenders import CONTENDERS, contenders_for, make_
 from freewheel.bench._memory_nets import CLASSES, Net, loss
 from freewheel.bench._memory_picture import STYLES
 from freewheel.bench._memory_process import Template, measure
-from spread import exhaustive, rarely
+from spread import exhaustive, needs_cuda, rarely
 from vision import declare_operators
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 FLOAT = 4
 TINY = (
     _memory.Sweep(

@@ -13,9 +13,7 @@ from freewheel._config import RunConfig
 from freewheel.cli._compiling import choose_compiling
 from freewheel.cli._settings import resolve
 from freewheel.cli._train_options import TrainOptions
-from spread import exhaustive
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+from spread import exhaustive, needs_cuda
 
 
 @needs_cuda

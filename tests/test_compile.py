@@ -14,12 +14,11 @@ from torch.utils.checkpoint import checkpoint
 import freewheel as fw
 from checkpoints import goes_on
 from rows import LOCAL, ROWS, batches, network, same_bits, tensors, trainer
-from spread import exhaustive
+from spread import exhaustive, needs_cuda
 
 CREDITS = ("chain", "aligned", "local", "synthetic", "feedback")
 COMPILED = [row for row in ROWS if fw.plan(row.make(3), k=3).schedule.credit.name in CREDITS]
 NAMED = {row.name: row for row in COMPILED}
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
 
 def trained(method, stages=None, *, count=9, device="cpu", **options) -> list[Tensor]:

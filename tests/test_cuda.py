@@ -14,9 +14,10 @@ from freewheel.runtime._channels import Channel
 from freewheel.runtime._peer import PeerChannel
 from freewheel.stage import SeededDraws
 from rows import LOCAL, ROWS, batches, network, same_bits, tensors, trainer
+from spread import needs_cuda
 from test_torchrun import HERE, torchrun
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+pytestmark = needs_cuda
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)

@@ -13,8 +13,8 @@ import freewheel as fw
 from checkpoints import resume, saved_at
 from freewheel.runtime._capture import CapturedCall
 from rows import OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
+from spread import needs_cuda
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 FAMILIES = ("chain", "aligned", "local", "feedback", "forward")
 CREDITS = {row: fw.plan(row.make(3), k=3).schedule.credit for row in ROWS}
 CAPTURED = [

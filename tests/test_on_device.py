@@ -16,8 +16,8 @@ from freewheel import data
 from freewheel.data._loader import generator_for
 from freewheel.runtime import Prefetcher, Reader
 from rows import ROWS, batches, same_bits, tensors, trainer
+from spread import needs_cuda
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda), pytest.param("cuda:0", marks=needs_cuda)]
 NORMALIZE = data.Normalize(mean=(0.49, 0.48, 0.45), std=(0.25, 0.24, 0.26))
 STANDARD = data.Compose([data.RandomCrop(padding=2), data.RandomFlip(), NORMALIZE])

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 COUNTS = ["cuda"]  # the devices whose compiled kernels draw tangents; on a CPU torch's generator is faster
-Draw = Callable[[Sequence[Tensor]], list[Tensor]]
+DrawTangents = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
 class DualInput(NamedTuple):
@@ -207,7 +207,9 @@ class DualStage(Stage):
         self._alias_guard.note_input(values)
         return ready(values, x.tangents, target, given)
 
-    def _tangents_for(self, unit: Unit, pending: PendingBatch, used: Sequence[int]) -> tuple[list[Tensor], Draw]:
+    def _tangents_for(
+        self, unit: Unit, pending: PendingBatch, used: Sequence[int]
+    ) -> tuple[list[Tensor], DrawTangents]:
         """Return what the tangents of a compiled pass are computed from, and how."""
         keys = [self._tangent_key(unit, p) for p in range(self.tangents.tangents)]
         if self._counts:

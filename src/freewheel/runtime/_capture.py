@@ -40,9 +40,9 @@ class CapturedCall:
 
     def __init__(
         self,
-        graph: torch.cuda.CUDAGraph,
         arguments: Sequence[Any],
         fed: Sequence[FixedTree],
+        graph: torch.cuda.CUDAGraph,
         sources: Sources,
         sizes: StepSizes | None,
         result: Any,
@@ -196,46 +196,40 @@ class CapturingLauncher(Launcher):
     def _capture(
         self, name: str, unit: Unit, function: Callable[..., Any], arguments: Sequence[Any], fixed: Sequence[FixedTree]
     ) -> CapturedCall:
-        kind = name, forms_of(fixed)
-        if name == "update":  # it cannot be called twice; how it was called before is known
-            return self._capture_once(kind, unit, function, arguments, fixed)
-        if kind not in self._drawn:
-            self._warm_up(kind, unit, function, arguments, fixed)
-        try:
-            return self._capture_once(kind, unit, function, arguments, fixed)
-        except NotYetError:  # the second call draws less than the first, which has found out what is used twice
-            self._warm_up(kind, unit, function, arguments, fixed)
-            return self._capture_once(kind, unit, function, arguments, fixed)
+        kind, place = (name, forms_of(fixed)), (unit[0] % self._slots, unit[1])
 
-    def _capture_once(
-        self,
-        kind: tuple[str, tuple[Form, ...]],
-        unit: Unit,
-        function: Callable[..., Any],
-        arguments: Sequence[Any],
-        fixed: Sequence[FixedTree],
-    ) -> CapturedCall:
+        def call() -> Any:
+            return function(unit, *arguments, *(each.tree for each in fixed))
+
+        if name != "update" and kind not in self._drawn:  # an update cannot be called twice; the one before is known
+            self._warm_up(kind, call)
+        try:
+            return CapturedCall(arguments, fixed, *self._record(kind, place, call))
+        except NotYetError:
+            if name == "update":
+                raise
+        self._warm_up(kind, call)  # the second call draws less than the first, which has found out what is used twice
+        return CapturedCall(arguments, fixed, *self._record(kind, place, call))
+
+    def _record(
+        self, kind: tuple[str, tuple[Form, ...]], place: tuple[int, int], call: Callable[[], Any]
+    ) -> tuple[torch.cuda.CUDAGraph, Sources, StepSizes | None, Any]:
+        """Return the graph of a call, the random numbers and step sizes that it reads, and its result."""
         graph, name = torch.cuda.CUDAGraph(), kind[0]
         self._sources = sources = Sources(self._drawn.get(kind, ()), graph, self._stage.device)
-        self._sizes, self.captures = StepSizes(self._stage) if name == "update" else None, True
-        pool = self._pools.setdefault((unit[0] % self._slots, unit[1]), torch.cuda.graph_pool_handle())
+        self._sizes = sizes = StepSizes(self._stage) if name == "update" else None
+        self.captures = True
+        pool = self._pools.setdefault(place, torch.cuda.graph_pool_handle())
         try:
             with recording(graph, pool, f"the {name} of stages[{self._stage.index}]"):
-                result = function(unit, *arguments, *(each.tree for each in fixed))
+                result = call()
         finally:
-            sizes, self._sizes, self._sources, self.captures = self._sizes, None, None, False
+            self._sizes, self._sources, self.captures = None, None, False
         self.recorded.add(result)
-        return CapturedCall(graph, arguments, fixed, sources, sizes, result)
+        return graph, sources, sizes, result
 
-    def _warm_up(
-        self,
-        kind: tuple[str, tuple[Form, ...]],
-        unit: Unit,
-        function: Callable[..., Any],
-        arguments: Sequence[Any],
-        fixed: Sequence[FixedTree],
-    ) -> None:
-        """Call a function before it is captured, to find out which random numbers it draws.
+    def _warm_up(self, kind: tuple[str, tuple[Form, ...]], call: Callable[[], Any]) -> None:
+        """Make a call before it is captured, to find out which random numbers it draws.
 
         Libraries are loaded by the first call, and what the stage detects in its first batch is known after it.
         """
@@ -244,7 +238,7 @@ class CapturingLauncher(Launcher):
             # The function is called again: a compiled backward may not reuse the memory of what was saved for it.
             kept = compiling.patch(donated_buffer=False)
             with self._stage.discards(self._stage.module), kept, self._recorded_draws(kind):
-                function(unit, *arguments, *(each.tree for each in fixed))
+                call()
         finally:
             self.warms_up = False
         before.check_repeatable(fingerprint_of(self._stage), self._stage.index)

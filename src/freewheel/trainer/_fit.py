@@ -42,8 +42,8 @@ from freewheel.trainer._evaluate import evaluate
 from freewheel.trainer._history import Epoch, History, LayerUpdates, mean_loss
 from freewheel.trainer._progress import ProgressBar
 from freewheel.trainer._request import FitRequest
+from freewheel.trainer._settings import Settings
 from freewheel.trainer._setup import Setup
-from freewheel.trainer._untouched import Settings
 
 
 class Fit:

@@ -1,4 +1,4 @@
-"""Callbacks may not change the network that is being trained: when that happens depends on timing."""
+"""The settings of a network, which callbacks may not change: when that would happen depends on timing."""
 
 from __future__ import annotations
 
