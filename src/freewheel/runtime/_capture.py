@@ -219,12 +219,13 @@ class CapturingLauncher(Launcher):
         self._sources = sources = Sources(self._drawn.get(kind, ()), graph, self._stage.device)
         self._sizes = sizes = StepSizes(self._stage) if name == "update" else None
         self.captures = True
-        pool = self._pools.setdefault(place, torch.cuda.graph_pool_handle())
+        pool = self._pools.get(place) or torch.cuda.graph_pool_handle()
         try:
             with recording(graph, pool, f"the {name} of stages[{self._stage.index}]"):
                 result = call()
         finally:
             self._sizes, self._sources, self.captures = None, None, False
+        self._pools[place] = pool  # one whose only capture has failed cannot be used again
         self.recorded.add(result)
         return graph, sources, sizes, result
 

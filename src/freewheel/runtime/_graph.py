@@ -168,7 +168,9 @@ class TargetChannel(StreamChannel):
         super().put((self._copy(target) if isinstance(target, Tensor) else map_tensors(self._copy, target), *rest))
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        copy = torch.empty_like(tensor, device=self._sender.device)
-        copy.copy_(tensor, non_blocking=tensor.is_cuda or not tensor.is_pinned())
+        there = tensor.device == self._sender.device
+        copy = tensor if there else torch.empty_like(tensor, device=self._sender.device)
+        if not there:
+            copy.copy_(tensor, non_blocking=tensor.is_cuda or not tensor.is_pinned())
         copy.record_stream(self._receiver)
         return copy

@@ -192,4 +192,6 @@ def compact(tree: Any) -> Any:
 
 def _is_sparse(tensor: Tensor) -> bool:
     """Whether a tensor is a view of a much larger piece of memory."""
-    return tensor.layout is torch.strided and span(tensor.shape, tensor.stride()) > 4 * tensor.numel()
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return False
+    return span(tensor.shape, tensor.stride()) > 4 * tensor.numel()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freewheel._trees import map_tensors
+from freewheel._trees import map_tensors, tensors_of
 from freewheel.runtime._reading import Batch, is_pinned
 
 AHEAD = 2  # batches that are read and copied before their turn
@@ -89,7 +89,7 @@ class Prefetcher:
 
     def _copied(self, tree: Any, device: torch.device, copies: Copies) -> Any:
         stream, tensors = self._streams.get(device), list[Tensor]()
-        if stream is None:
+        if stream is None or not any(map(is_pinned, tensors_of(tree))):
             return tree
 
         def copy(tensor: Tensor) -> Tensor:
@@ -100,10 +100,9 @@ class Prefetcher:
 
         with torch.cuda.stream(stream):
             copied = map_tensors(copy, tree)
-        if tensors:
-            event = torch.cuda.Event(blocking=True)
-            event.record(stream)
-            copies.append((event, device, tensors))
+        event = torch.cuda.Event(blocking=True)
+        event.record(stream)
+        copies.append((event, device, tensors))
         return copied
 
 

@@ -26,6 +26,7 @@ from freewheel.stage._loss import (
     with_loss as with_loss,
     without_loss as without_loss,
 )
+from freewheel.stage._memory_format import store_channels_last as store_channels_last
 from freewheel.stage._random import SeededDraws as SeededDraws
 from freewheel.stage._recurrent import (
     Recurrent as Recurrent,

@@ -20,11 +20,11 @@ def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
 
 
-def with_strides(gradient: Tensor, weight: Tensor) -> Tensor:
-    """Return a gradient with the strides of its weight, as `backward` would accumulate it; fused optimizers need it."""
-    if gradient.stride() == weight.stride():
-        return gradient
-    return torch.empty_like(weight).copy_(gradient)
+def with_strides(tensor: Tensor, weight: Tensor) -> Tensor:
+    """Return a tensor with the strides of a weight of its shape; fused optimizers need gradients and states so."""
+    if tensor.stride() == weight.stride():
+        return tensor
+    return torch.empty_like(weight, dtype=tensor.dtype).copy_(tensor)
 
 
 def require_grad(tree: Any) -> bool:

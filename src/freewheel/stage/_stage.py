@@ -20,7 +20,7 @@ from freewheel.stage._hooks import check_hooks, gradient_hooks, with_hooks
 from freewheel.stage._launch import Launcher
 from freewheel.stage._loss import checked_loss, loss_of
 from freewheel.stage._random import SeededDraws
-from freewheel.stage._state import load_tensors, scratch_buffers, step_scheduler, tensors_of
+from freewheel.stage._state import align_state, load_tensors, scratch_buffers, step_scheduler, tensors_of
 from freewheel.stage._trees import to_device
 from freewheel.stage._weights import Live, WeightVersions
 
@@ -74,6 +74,8 @@ class Stage(ABC):
         self.first_batch, self.epoch, self.version, self.losses = batches_before, epochs_before, 0, []
         self.weights, self.gradient_norm = self._make_weights(), None
         self.corrections.fixed = self.launch.fixed
+        if self.optimizer is not None and self.device.type == "cuda":
+            align_state(self.optimizer)
         self._edits = True
         if self._compute is not None:
             self._compute.refresh()

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from freewheel.stage._gradients import with_strides
+
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Return every parameter and buffer by name, including non-persistent buffers."""
@@ -81,6 +83,25 @@ def restored_buffers(module: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in before:
                 buffer.copy_(value)
+
+
+def align_state(optimizer: torch.optim.Optimizer) -> None:
+    """Give what an optimizer holds for each element of a parameter the parameter's strides, as a GPU's kernels need it.
+
+    A checkpoint may come from a network in another memory format.
+
+    Example:
+        >>> weight = nn.Parameter(torch.zeros(2, 3))
+        >>> sgd = torch.optim.SGD([weight], momentum=0.9)
+        >>> sgd.state[weight]["momentum_buffer"] = torch.ones(3, 2).t()
+        >>> align_state(sgd)
+        >>> sgd.state[weight]["momentum_buffer"].stride()
+        (3, 1)
+    """
+    for weight, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == weight.shape and value.layout is weight.layout:
+                state[name] = with_strides(value, weight)
 
 
 def has_state(optimizer: torch.optim.Optimizer, weights: Collection[Tensor]) -> bool:

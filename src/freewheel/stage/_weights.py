@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from freewheel.plan import Schedule
+from freewheel.stage._gradients import with_strides
 from freewheel.stage._packed import OTHER_GRAPH, RUNS_AGAIN, Gone, Packed
 from freewheel.stage._slots import fill, hooked, slots_of
 from freewheel.stage._trees import versions
@@ -176,7 +177,10 @@ class Stash(WeightVersions):
     def restore(self, pending: dict[str, Any]) -> None:
         """Restore the copies; rebuilt graphs are counted as they use them."""
         pairs = {version: zip(copy, self.live) for version, copy in pending["held"].items()}
-        held = {version: [hooked(t.requires_grad_(), p) for t, p in each] for version, each in pairs.items()}
+        held = {
+            version: [hooked(with_strides(t, p).requires_grad_(), p) for t, p in each]
+            for version, each in pairs.items()
+        }
         self._held = {version: (copy, 0) for version, copy in held.items()}
         self._before, self._now = list(pending["before"]), list(pending["now"])
 

@@ -12,6 +12,7 @@ from torch.autograd.forward_ad import make_dual
 from freewheel.stage import Shape, filled, flatten, map_tensors, template_of, tensors_among, unflatten
 from freewheel.tangents._compiled import FixedTangents, compiled
 from freewheel.tangents._mode import DualMode
+from freewheel.tangents._rules import FUSED_RULES, RULES
 
 SplitDuals = tuple[Any, list[Tensor | None]]  # values, and the tangents of their leaves
 
@@ -49,13 +50,14 @@ class CompiledPass:
         self._has_tangent = [o is not None for o in input_tangents[0]]
         template = template_of([*x[0], *target[0]])
         seen: list[SplitDuals] = []  # the results of tracing
+        rules = FUSED_RULES if any(t.is_cuda for t in tensors_among(x[0])) else RULES
 
         def run(values: list[Tensor], tangents: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
             every, ours = filled(template, values), iter(tangents)
             leaves, goal = every[: len(x[0])], every[len(x[0]) :]
             duals = [make_dual(leaf, next(ours)) if has else leaf for leaf, has in zip(leaves, self._has_tangent)]
             source = FixedTangents(index_of, dict(zip(self.used, ours)))
-            with torch.enable_grad(), DualMode(source, {}):
+            with torch.enable_grad(), DualMode(source, {}, rules):
                 seen.append(call(unflatten(duals, x[1]), unflatten(goal, target[1])))
             out, found = seen[-1]
             return tensors_among(flatten(out)[0]), tensors_among(found)

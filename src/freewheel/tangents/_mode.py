@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -41,12 +41,18 @@ class DualMode(TorchFunctionMode):
     Args:
         source: The tangents.
         before: Functions tried first, on parameters without tangents; see `Perturber`.
+        rules: Versions of functions with a derivative of their own.
     """
 
-    def __init__(self, source: TangentSource | FixedTangents, before: dict[Any, Callable[..., Any]]) -> None:
+    def __init__(
+        self,
+        source: TangentSource | FixedTangents,
+        before: Mapping[Any, Callable[..., Any]],
+        rules: Mapping[Any, Callable[..., Any]] = RULES,
+    ) -> None:
         super().__init__()
         self._source = source
-        self._before = before
+        self._before, self._rules = before, rules
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -61,7 +67,7 @@ class DualMode(TorchFunctionMode):
         change = self._lift if lifting else _primal
         args = [_map_tensors(change, a) for a in args]
         kwargs = {k: _map_tensors(change, v) for k, v in kwargs.items()}
-        rule = RULES.get(func)
+        rule = self._rules.get(func)
         out = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
         if isinstance(func, (OpOverload, OpOverloadPacket)):
             _check_custom(func, args, out)

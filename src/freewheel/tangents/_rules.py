@@ -20,6 +20,7 @@ from freewheel.tangents._level import dual
 
 # With few rows, the product with a large matrix is bound by reading it: read it once for values and tangents.
 _FEW_ROWS, _LARGE = 16, 2**17
+_SHORT = 2**20  # elements of an input whose convolution takes a GPU about as long as starting it
 
 
 def _split(tensor: Tensor | None) -> tuple[Any, Tensor | None]:
@@ -67,6 +68,27 @@ def convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
             if dw is not None:
                 dy = dy.add_(function(x, dw, None, *args, **kwargs))
         return dual(function(x, w, b, *args, **kwargs), dy)
+
+    return run
+
+
+def joint_convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the rule [y, y'] = [x, x']*w + [b, b'] + [0, x*w'], with one kernel less, for kernels that are short.
+
+    A compiled pass writes x and x' next to each other, so that this copies nothing.
+    """
+    apart = convolution(function)
+
+    def run(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        (x, dx), (w, dw), (b, db) = _split(input), _split(weight), _split(bias)
+        batched = x.dim() == w.dim()
+        if dx is None or not batched or x.numel() > _SHORT or torch.is_autocast_enabled(x.device.type):
+            return apart(input, weight, bias, *args, **kwargs)
+        y, dy = function(torch.cat([x, dx]), w, None, *args, **kwargs).split(len(x))
+        view = (-1, *[1] * (x.dim() - 2))
+        if dw is not None:
+            dy = dy + function(x, dw, None, *args, **kwargs)
+        return dual(y if b is None else y + b.view(view), dy if db is None else dy + db.view(view))
 
     return run
 
@@ -172,3 +194,5 @@ RULES: dict[Any, Callable[..., Any]] = {
     _VF.rnn_tanh: rnn(torch.tanh),
     _VF.rnn_relu: rnn(torch.relu),
 }
+# For compiled passes on a GPU.
+FUSED_RULES: dict[Any, Callable[..., Any]] = {**RULES, F.conv2d: joint_convolution(F.conv2d)}

@@ -21,7 +21,7 @@ from freewheel.methods import Method, Pipeline, method as find_method
 from freewheel.plan import Plan, Schedule
 from freewheel.runtime import RUNTIMES, Batch, Before, RuntimeChoice
 from freewheel.split import borrowed
-from freewheel.stage import Blueprint, StageOptions, blueprints, with_loss
+from freewheel.stage import Blueprint, StageOptions, blueprints, store_channels_last, with_loss
 from freewheel.trainer._callbacks import StageSequence
 
 P = ParamSpec("P")
@@ -71,6 +71,7 @@ def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig, se
     modules = with_loss(modules, config.loss)
     if config.compile:
         pipeline.credit.check_compiled()
+        store_channels_last(modules)
     if config.replicas > 1:
         pipeline.credit.check_replicas(config.replicas, pipeline)
     schedule = pipeline.schedule(slack=config.slack, norms=config.clips_globally, replicas=config.replicas)
