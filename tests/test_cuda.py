@@ -213,7 +213,8 @@ def test_a_forward_gradient_on_a_gpu_is_the_derivative_of_reverse_mode(layer):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Inductor gives advice on speed
-def test_compiled_dual_passes_on_a_gpu():
+def test_compiled_dual_passes_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     results = []  # of tangents that are not drawn inside kernels, which would be others than those of eager execution
     for compiled, runtime in ((False, "simulate"), (True, "simulate"), (True, "threads")):
         torch.manual_seed(0)

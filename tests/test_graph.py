@@ -11,7 +11,9 @@ from torch import nn
 
 import freewheel as fw
 from checkpoints import resume, saved_at
+from freewheel._seeds import seed_of
 from freewheel.runtime._capture import CapturedCall
+from freewheel.runtime._drawn import AHEAD, SeedTable
 from rows import OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
 from spread import needs_cuda
 
@@ -274,6 +276,15 @@ def test_weights_that_are_used_twice_have_one_tangent(perturb):
 
     method = fw.AsyncFGD(scale=0.1, perturb=perturb)
     assert_same(*(trained(method, runtime, stages(), batches(12)) for runtime in BOTH))
+
+
+def test_seeds_are_those_of_each_batch():
+    key, table = (7, 1, 0, 3), SeedTable(torch.device("cpu"), every=3)
+    numbers = [*range(1, 1 + 3 * 2 * AHEAD, 3), 2000, 2003, 2009, 4]  # some batches of the slot were not replayed
+    for batch in numbers:
+        table.fill(batch, key)
+        table.take()
+        assert table.seed.item() == seed_of(7, 1, batch, 3)
 
 
 def test_it_needs_a_gpu():

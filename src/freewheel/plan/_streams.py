@@ -119,33 +119,26 @@ def wire(schedule: Schedule, stage: int, actions: Iterable[Action]) -> Iterator[
     for message in sent:
         if not message.relayed:
             after.setdefault(message.made_by, []).append(message.send)
+    if schedule.turns:
+        after.setdefault(Op.FORWARD, []).extend([TURN.receive] * (not last) + [TURN.send] * (not first))
+    before.setdefault(Op.UPDATE, []).extend(_before_update(schedule, first=first, last=last))
+    if schedule.norms and not last:
+        after.setdefault(Op.UPDATE, []).append(CLIP.send)
     for action in actions:
         op, n, _, j = action
         for each in before.get(op, ()):
             yield Action(each, n, None, j)
-        if op is Op.UPDATE:
-            yield from _before_update(schedule, n, first=first, last=last)
         yield action
         for each in after.get(op, ()):
             yield Action(each, n, None, j)
-        if op is Op.FORWARD and schedule.turns and not last:
-            yield Action(TURN.receive, n)
-        if op is Op.FORWARD and schedule.turns and not first:
-            yield Action(TURN.send, n)
-        if op is Op.UPDATE and schedule.norms and not last:
-            yield Action(CLIP.send, n)
 
 
-def _before_update(schedule: Schedule, n: int, *, first: bool, last: bool) -> Iterator[Action]:
-    """Yield the messages before an update: the all-reduce, and norms for global clipping."""
-    if schedule.replicas > 1:
-        yield Action(SHARE.send, n)
-        yield Action(SHARE.receive, n)
-    if schedule.norms and not last:
-        yield Action(NORMS.receive, n)
-    if schedule.norms and not first:
-        yield Action(NORMS.send, n)
-        yield Action(CLIP.receive, n)
+def _before_update(schedule: Schedule, *, first: bool, last: bool) -> list[Op]:
+    """Return the messages before an update: the all-reduce, and norms for global clipping."""
+    share = [SHARE.send, SHARE.receive] if schedule.replicas > 1 else []
+    if not schedule.norms:
+        return share
+    return [*share, *([] if last else [NORMS.receive]), *([] if first else [NORMS.send, CLIP.receive])]
 
 
 def stream(schedule: Schedule, stage: int, batches: Iterable[int]) -> Iterator[Action]:

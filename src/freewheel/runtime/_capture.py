@@ -57,14 +57,15 @@ class CapturedCall:
             if a is not b and (type(a) not in _PLAIN or a != b):
                 return False
         for tree, fixed in zip(fed, self._fed):
-            if not fixed.takes(tree):
+            if tree is not fixed.tree and not fixed.takes(tree):
                 return False
         return self._sizes is None or self._sizes.holds()
 
     def copy(self, fed: Sequence[Any]) -> None:
         """Copy what it is fed to its places."""
         for tree, fixed in zip(fed, self._fed):
-            fixed.copy(tree)
+            if tree is not fixed.tree:
+                fixed.copy(tree)
 
     def replay(self, stage: Stage, unit: Unit) -> Any:
         """Compute it, with the random numbers of a unit."""
@@ -96,7 +97,7 @@ class CapturingLauncher(Launcher):
         self._fetched = torch.cuda.Event()
         self._calls: dict[tuple[str, int, int], list[CapturedCall]] = {}
         self._pools: dict[tuple[int, int], Any] = {}
-        self._read: dict[tuple[int, int], torch.cuda.Event] = {}  # when a slot's input has been read for the last time
+        self._read: dict[int, torch.cuda.Event] = {}  # when all of a slot's input has been read
         self._drawn: dict[tuple[str, tuple[Form, ...]], list[Draw]] = {}  # the random numbers of each function
         self._last: dict[int, tuple[Form, ...]] = {}  # of the batch before, by micro-batch
         self._updated = False
@@ -119,10 +120,14 @@ class CapturingLauncher(Launcher):
         self, name: str, unit: Unit, function: Callable[..., T], *arguments: Any, fed: Sequence[Any] = ()
     ) -> T:
         """Replay the function for this slot; capture it if it has not been, and call it if it cannot be."""
-        place = unit[0] % self._slots, unit[1]
-        if self.next is not None and name == "forward" and place in self.next._read:
-            self.stream.wait_event(self.next._read[place])
-        call = next((call for call in self._calls.get((name, *place), ()) if call.takes(arguments, fed)), None)
+        slot = unit[0] % self._slots
+        if name == "forward" and self.next is not None and slot in self.next._read:
+            self.stream.wait_event(self.next._read[slot])
+        for call in self._calls.get((name, slot, unit[1]), ()):
+            if call.takes(arguments, fed):
+                break
+        else:
+            call = None
         if call is None:
             call = self._captured(name, unit, function, arguments, fed)
         elif fed:
@@ -132,8 +137,10 @@ class CapturingLauncher(Launcher):
                 self._fetched.record(self.stream)
                 self.caller.wait_event(self._fetched)
         result = self._called(name, unit, function, arguments, fed) if call is None else call.replay(self._stage, unit)
-        if not self._ordered:
-            self._read.setdefault(place, torch.cuda.Event()).record(self.stream)
+        if name == "update" and not self._ordered:
+            if slot not in self._read:
+                self._read[slot] = torch.cuda.Event()
+            self._read[slot].record(self.stream)
         return result
 
     def _called(
@@ -216,12 +223,13 @@ class CapturingLauncher(Launcher):
     ) -> tuple[torch.cuda.CUDAGraph, Sources, StepSizes | None, Any]:
         """Return the graph of a call, the random numbers and step sizes that it reads, and its result."""
         graph, name = torch.cuda.CUDAGraph(), kind[0]
-        self._sources = sources = Sources(self._drawn.get(kind, ()), graph, self._stage.device)
+        self._sources = sources = Sources(self._drawn.get(kind, ()), graph, self._stage.device, self._slots)
         self._sizes = sizes = StepSizes(self._stage) if name == "update" else None
         self.captures = True
         pool = self._pools.get(place) or torch.cuda.graph_pool_handle()
         try:
             with recording(graph, pool, f"the {name} of stages[{self._stage.index}]"):
+                sources.begin()
                 result = call()
         finally:
             self._sizes, self._sources, self.captures = None, None, False

@@ -103,9 +103,9 @@ class Feed:
             if batch is None:
                 self._over = True
             else:
-                self._announced = batch.number + 1
                 if batch.cut:
                     self._cuts.add(batch.number)
+                self._announced = batch.number + 1  # last: it is read without the lock
             self._changed.notify_all()
         if batch is not None:
             self._on_batch()
@@ -164,13 +164,14 @@ class Feed:
         while True:
             if self._pump is not None and self._announced <= number and not self._over:
                 self._pump()
-            with self._changed:
-                while self._announced <= number and not self._over and not self._closed:
-                    self._changed.wait()
-                if self._closed:
-                    raise ClosedError
-                if self._announced <= number:
-                    return
+            if self._announced <= number or self._closed:
+                with self._changed:
+                    while self._announced <= number and not self._over and not self._closed:
+                        self._changed.wait()
+                    if self._closed:
+                        raise ClosedError
+                    if self._announced <= number:
+                        return
             yield number
             number += 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -82,15 +83,16 @@ class StepSizes:
         self._groups = stage.optimizer.param_groups
         self._sizes = [torch.zeros((), device=stage.device) for _ in self._groups]
         self._values = [float("nan")] * len(self._groups)
-        self._settings = self._read()
+        self._read = [itemgetter(*(name for name in group if name not in ("params", "lr"))) for group in self._groups]
+        self._settings = [read(group) for read, group in zip(self._read, self._groups)]
         self._scale = 1.0
-
-    def _read(self) -> list[list[Any]]:
-        return [[value for name, value in g.items() if name not in ("params", "lr")] for g in self._groups]
 
     def holds(self) -> bool:
         """Whether all other settings are those of the captured step."""
-        return self._settings == self._read()
+        for read, group, settings in zip(self._read, self._groups, self._settings):
+            if read(group) != settings:
+                return False
+        return True
 
     def fill(self) -> None:
         """Write the step sizes of the next step."""

@@ -128,10 +128,11 @@ class Interpreter:
 
     def ready(self, action: Action) -> bool:
         """Whether `execute` would not wait."""
-        channel = self._links.get(action.op)
+        op = action.op
+        channel = self._links.get(op)
         if channel is None:
             return True
-        return channel.has_item if action.op.is_receive else channel.has_room
+        return channel.has_item if op.is_receive else channel.has_room
 
     def run(self) -> None:
         """Execute the whole stream, waiting where needed; give up at the next action once the run is closed."""
@@ -144,39 +145,43 @@ class Interpreter:
 
     def execute(self, action: Action) -> None:
         """Execute one action."""
-        op, unit = action.op, action.unit
+        op, batch, _, micro = action
+        unit = batch, micro or 0
         if not op.is_compute:
             self._exchange(op, unit)
-            self._losses.note(action.batch)
+            if self.stage.losses:
+                self._losses.note(batch)
             return
-        if op is Op.FORWARD and unit[1] == 0:
-            self._fetch(unit[0])
+        if op is Op.FORWARD and not unit[1]:
+            self._fetch(batch)
         started = time.perf_counter()
         self.doing = action, started
         try:
             if op is Op.UPDATE:
-                self._count_update(unit[0])
+                self._count_update(batch)
             self._verbs[op](unit)
         except Exception as error:
             replica = self.stage.replica if self._schedule.replicas > 1 else None
             raise StageError(self.stage.index, action, error, replica=replica) from error
         if self._straggler is not None:
-            self._straggler.hold_up(action.batch, started)
+            self._straggler.hold_up(batch, started)
         self.doing = None
-        self._losses.note(action.batch)
+        if self.stage.losses:
+            self._losses.note(batch)
         self._busy += time.perf_counter() - started
         if op is Op.UPDATE:
-            self._after(action.batch)
+            self._after(batch)
 
     def _exchange(self, op: Op, unit: Unit) -> None:
         """Send or receive one message."""
+        verb, link = self._verbs[op], self._links[op]
         if op.is_receive:
-            self._verbs[op](unit, self._links[op].get())
+            verb(unit, link.get())
             return
-        message = self._resend.popleft() if self._resend else self._verbs[op](unit)
+        message = self._resend.popleft() if self._resend else verb(unit)
         if op in self._in_flight:
             self._in_flight[op].append((unit, message))
-        self._links[op].put(message)
+        link.put(message)
 
     def _after(self, batch: int) -> None:
         """Take a snapshot where a cut is due, and where a checkpoint is."""

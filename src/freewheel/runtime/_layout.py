@@ -185,7 +185,10 @@ def compact(tree: Any) -> Any:
         >>> compact(torch.zeros(4, 100, 3)[:, -1]).stride(), compact(torch.zeros(4, 3).t()).stride()
         ((3, 1), (1, 3))
     """
-    if not any(_is_sparse(t) for t in ([tree] if isinstance(tree, Tensor) else tensors_of(tree))):
+    for tensor in [tree] if isinstance(tree, Tensor) else tensors_of(tree):
+        if _is_sparse(tensor):
+            break
+    else:
         return tree
     return map_tensors(lambda t: t.contiguous() if _is_sparse(t) else t, tree)
 
@@ -193,5 +196,7 @@ def compact(tree: Any) -> Any:
 def _is_sparse(tensor: Tensor) -> bool:
     """Whether a tensor is a view of a much larger piece of memory."""
     if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return False
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         return False
     return span(tensor.shape, tensor.stride()) > 4 * tensor.numel()

@@ -69,16 +69,15 @@ class FixedTree:
             leaves, shape = flatten(tree)
             self.tree = unflatten([_placed(t, device) if isinstance(t, Tensor) else t for t in leaves], shape)
         self._leaves = flatten(self.tree)[0]
-        self.copy(tree)  # for the call before the capture
+        if not recorded:
+            self.copy(tree)  # for the call before the capture
 
     def takes(self, tree: Any) -> bool:
         """Whether a tree has this form."""
-        return tree is self.tree or Form.of(tree) == self.form
+        return Form.of(tree) == self.form
 
     def copy(self, tree: Any) -> None:
-        """Copy a tree of this form, on the stream of the stage, unless it is there."""
-        if tree is self.tree:
-            return
+        """Copy a tree of this form, on the stream of the stage."""
         for place, leaf in zip(self._leaves, flatten(tree)[0]):
             if isinstance(place, Tensor):
                 place.copy_(leaf, non_blocking=leaf.is_cuda or not leaf.is_pinned())

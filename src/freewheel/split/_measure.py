@@ -44,12 +44,12 @@ def time_backpropagation(line: Line, example: Any) -> list[float]:
 
 
 def time_forward_gradients(line: Line, example: Any) -> list[float]:
-    """The same for a step of forward gradients: the dual pass of each unit, and drawing its tangents for the update.
+    """The same for a step of forward gradients: the dual pass of each unit, and its update, which draws them again.
 
     ::
 
         dual pass | conv1 | bn1 | relu |
-        gradients                       | conv1 | bn1 |
+        updates                         | conv1 | bn1 |
     """
     enter_level()
     try:
@@ -131,7 +131,7 @@ def _dual_step(line: Line, example: Any, clock: Callable[[], Any]) -> list[Span]
     derivatives = {0: torch.ones(1, device=device)}
     with torch.no_grad():
         for index, unit in sorted(used.items()):
-            start = clock()
-            directions.gradient(drawn, derivatives, index)
+            start, weight = clock(), named[index][1].detach()
+            torch.add(weight, directions.gradient(drawn, derivatives, index))
             spans.append((unit, start, clock()))
     return spans

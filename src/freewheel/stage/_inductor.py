@@ -43,7 +43,13 @@ if multiprocessing.parent_process() is not None:
 Function = Callable[..., Sequence[Tensor]]
 _one_at_a_time = threading.Lock()  # tracing and compiling change global state of torch
 # Random numbers are drawn by the operations of eager execution, from the generators that these draw from.
-_SETTINGS = {"fallback_random": True, "deterministic": True, "max_autotune": False, "max_autotune_pointwise": False}
+_SETTINGS = {
+    "fallback_random": True,
+    "deterministic": True,
+    "max_autotune": False,
+    "max_autotune_pointwise": False,
+    "combo_kernels_autotune": 0,
+}
 
 
 def compiled(function: Function, inputs: Sequence[Tensor], *, recomputes: bool, donates: bool) -> Function:
@@ -118,7 +124,7 @@ def _draws(graph: fx.GraphModule) -> bool:
 def _inductor(gm: fx.GraphModule, example_inputs: Sequence[Any], **kind: Any) -> Any:
     """Compile a graph; on a CPU into one C++ function, which lets other threads run Python while it runs."""
     on_cpu = all(t.device.type == "cpu" for t in tensors_among(example_inputs))
-    with unseeded(), inductor_config.patch({"cpp_wrapper": on_cpu}):
+    with unseeded(), inductor_config.patch({"cpp_wrapper": on_cpu, "combo_kernels": not on_cpu}):
         return compile_fx_inner(gm, example_inputs, cpp_wrapper=on_cpu, **kind)
 
 

@@ -81,7 +81,11 @@ def _traced(run: Callable[..., Any], *inputs: list[Tensor], fake: bool = False) 
 
 
 def _inductor(run: Callable[..., Any], *inputs: list[Tensor], fake: bool = False) -> Callable[..., Any]:
-    with torch.no_grad():
+    """Compile a function; on a GPU, independent small kernels are combined into one."""
+    from torch._inductor import config  # takes a second or two
+
+    on_gpu = any(t.is_cuda for each in inputs for t in each)
+    with torch.no_grad(), config.patch(combo_kernels=on_gpu):
         return torch._inductor.compile(_traced(run, *inputs, fake=fake), list(inputs))  # pyright: ignore
 
 

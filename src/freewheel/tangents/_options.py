@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from torch import Tensor
@@ -59,7 +60,7 @@ class TangentOptions:
             if value != plain:
                 raise ValueError(f"{name}={value!r} with a direction: it has one tangent per weight; use {plain!r}")
 
-    @property
+    @cached_property
     def draws_on_cpu(self) -> bool:
         """Whether tangents are drawn on the CPU, for every device."""
         return find_distribution(self.distribution).on_cpu
