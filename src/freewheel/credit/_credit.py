@@ -46,6 +46,7 @@ class Credit(PlanCredit, ABC):
     """
 
     exact: ClassVar[bool] = False  # whether its gradients are those of backpropagation at the forward's weights
+    repeats: ClassVar[bool] = False  # whether stages compute by their launchers alone; `graph` repeats launches then
     family: ClassVar[str]  # for the compatibility of corrections: `chain`, `forward`, `feedback` or its own name
 
     @abstractmethod

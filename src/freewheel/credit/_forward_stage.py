@@ -102,6 +102,19 @@ class ForwardStage(DualUpdateStage):
         self._learns: tuple[PendingBatch, Derivatives] | None = None  # the batch of the next update
         self._gradients: Gradients = []
 
+    def shift(self, batches: int) -> None:
+        """Number pending batches anew."""
+        super().shift(batches)
+        for pending in [*self._batches.values(), *([self._learns[0]] if self._learns else [])]:
+            pending.batch += batches
+
+    def repeat_update(self) -> None:
+        """Count an update; one by parts has no corrections."""
+        if self._needs_all():
+            super().repeat_update()
+        else:
+            self._stepped()
+
     def pending(self) -> dict[str, Any]:
         """Add the batches whose derivative is not known yet."""
         return {

@@ -27,6 +27,7 @@ class Chain(Credit):
     name: ClassVar[str] = "chain"
     exact: ClassVar[bool] = True
     family: ClassVar[str] = "chain"
+    repeats: ClassVar[bool] = True
 
     def check(self, pipeline: Pipeline) -> None:
         """Reject micro-batches with delays."""

@@ -45,6 +45,7 @@ class Forward(TangentOptions, Credit):
 
     name: ClassVar[str] = "forward"
     family: ClassVar[str] = "forward"
+    repeats: ClassVar[bool] = True
     learns_by: ClassVar[Op] = Op.FORWARD
 
     each: Literal["batch", "micro"] = "batch"

@@ -24,10 +24,13 @@ from torch._functorch import config as compiling
 
 from freewheel._trees import tensors_of
 from freewheel.plan import Unit
+from freewheel.runtime._captured import CapturedCall
+from freewheel.runtime._channels import Channel
 from freewheel.runtime._drawn import Draw, DrawRecorder, Kind, Sources, without_batch
 from freewheel.runtime._fixed import StepSizes, fingerprint_of, may_capture_updates
 from freewheel.runtime._places import FixedTree, Form, Recorded, forms_of, is_dense
 from freewheel.runtime._recording import recording
+from freewheel.runtime._repeat import Script
 from freewheel.stage import Launcher, NotYetError, SeededDraws, Stage, has_state
 
 T = TypeVar("T")
@@ -35,60 +38,20 @@ FORMS = 4  # of batches that are captured; further ones are computed as on other
 _PLAIN = (int, float, bool, str)
 
 
-class CapturedCall:
-    """A captured function with its arguments and result."""
-
-    def __init__(
-        self,
-        arguments: Sequence[Any],
-        fed: Sequence[FixedTree],
-        graph: torch.cuda.CUDAGraph,
-        sources: Sources,
-        sizes: StepSizes | None,
-        result: Any,
-    ) -> None:
-        self._graph, self._arguments, self._fed = graph, arguments, fed
-        self._sources, self._sizes, self.result = sources, sizes, result
-        self.forms = forms_of(fed)
-
-    def takes(self, arguments: Sequence[Any], fed: Sequence[Any]) -> bool:
-        """Whether it computes the function of these arguments."""
-        for a, b in zip(arguments, self._arguments):
-            if a is not b and (type(a) not in _PLAIN or a != b):
-                return False
-        for tree, fixed in zip(fed, self._fed):
-            if tree is not fixed.tree and not fixed.takes(tree):
-                return False
-        return self._sizes is None or self._sizes.holds()
-
-    def copy(self, fed: Sequence[Any]) -> None:
-        """Copy what it is fed to its places."""
-        for tree, fixed in zip(fed, self._fed):
-            if tree is not fixed.tree:
-                fixed.copy(tree)
-
-    def replay(self, stage: Stage, unit: Unit) -> Any:
-        """Compute it, with the random numbers of a unit."""
-        self._sources.seed(stage, unit)
-        if self._sizes is not None:
-            self._sizes.fill()
-        self._graph.replay()
-        return self.result
-
-
 class CapturingLauncher(Launcher):
     """Captures the computations of a stage and replays them.
 
     Args:
         stage: The stage.
-        slots: The number of batches that have places in memory.
+        script: What is launched for each batch.
         recorded: The results of all stages.
     """
 
     fixed = True
 
-    def __init__(self, stage: Stage, slots: int, recorded: Recorded) -> None:
-        self._stage, self._slots, self.recorded = stage, slots, recorded
+    def __init__(self, stage: Stage, script: Script, recorded: Recorded) -> None:
+        self._stage, self._script, self.recorded = stage, script, recorded
+        self._slots = script.slots  # the number of batches that have places in memory
         self.stream = torch.cuda.Stream(stage.device)
         self.caller = torch.cuda.current_stream(stage.device)  # that the loader works on
         self.next: CapturingLauncher | None = None  # of the stage that reads this one's output
@@ -104,6 +67,17 @@ class CapturingLauncher(Launcher):
         self._recorder: DrawRecorder | None = None  # while a function is called that may be captured
         self._sources: Sources | None = None  # while one is captured
         self._sizes: StepSizes | None = None
+        self._inputs: Channel | None = None
+        self._targets: Channel | None = None
+        self._on_loss: Callable[[int, Tensor, int], None] | None = None
+        self._kept: dict[int, Tensor] = {}  # results that are kept, by id
+        self._forwarded = self._size = 0  # the last batch, and its samples
+
+    def connect(
+        self, inputs: Channel | None, targets: Channel | None, on_loss: Callable[[int, Tensor, int], None]
+    ) -> None:
+        """Say where the stage's inputs and targets come from and its losses go to, when the script is repeated."""
+        self._inputs, self._targets, self._on_loss = inputs, targets, on_loss
 
     def check_unchanged(self) -> None:
         """Reject a module that has been changed since its forwards were captured."""
@@ -112,6 +86,7 @@ class CapturingLauncher(Launcher):
     def close(self) -> None:
         """Free all graphs and what they refer to, which is kept alive by autograd's cycles otherwise."""
         self._calls.clear()
+        self._kept.clear()
         self._pools.clear()
         self.recorded.clear()
         self.next = None
@@ -120,28 +95,50 @@ class CapturingLauncher(Launcher):
         self, name: str, unit: Unit, function: Callable[..., T], *arguments: Any, fed: Sequence[Any] = ()
     ) -> T:
         """Replay the function for this slot; capture it if it has not been, and call it if it cannot be."""
-        slot = unit[0] % self._slots
-        if name == "forward" and self.next is not None and slot in self.next._read:
-            self.stream.wait_event(self.next._read[slot])
+        slot, script = unit[0] % self._slots, self._script
+        if name == "forward":
+            self._forwarded = unit[0]
+            if self.next is not None and slot in self.next._read:
+                script.do(self.stream.wait_event, self.next._read[slot])
         for call in self._calls.get((name, slot, unit[1]), ()):
             if call.takes(arguments, fed):
+                self._feed(name, call, unit, fed)
                 break
         else:
-            call = None
-        if call is None:
+            script.break_off()
             call = self._captured(name, unit, function, arguments, fed)
-        elif fed:
-            call.copy(fed)
-            if name == "forward" and self._stage.index == 0:  # the loader may overwrite it then
-                self._last[unit[1]] = call.forms
-                self._fetched.record(self.stream)
-                self.caller.wait_event(self._fetched)
-        result = self._called(name, unit, function, arguments, fed) if call is None else call.replay(self._stage, unit)
-        if name == "update" and not self._ordered:
-            if slot not in self._read:
-                self._read[slot] = torch.cuda.Event()
-            self._read[slot].record(self.stream)
+        if call is None:
+            result = self._called(name, unit, function, arguments, fed)
+        else:
+            result = call.replay(self._stage, unit, script)
+        if name == "update":
+            script.note(self._stage.repeat_update)
+            if not self._ordered:
+                if slot not in self._read:
+                    self._read[slot] = torch.cuda.Event()
+                script.do(self._read[slot].record, self.stream)
         return result
+
+    def _feed(self, name: str, call: CapturedCall, unit: Unit, fed: Sequence[Any]) -> None:
+        """Copy what a call is fed to its places."""
+        copied, script = call.copy(fed), self._script
+        known = (self._inputs is not None) + (self._targets is not None) if name == "forward" else 0
+        if copied > known:
+            script.break_off()
+        elif known:
+            script.note(self._feed_again, call)
+        if name == "forward" and self._stage.index == 0:  # the loader may overwrite it then
+            self._last[unit[1]] = call.forms
+            script.do(self._fetched.record, self.stream)
+            script.do(self.caller.wait_event, self._fetched)
+
+    def _feed_again(self, call: CapturedCall) -> None:
+        """Receive the next input and target, and copy them to the places of a call."""
+        fed = [] if self._inputs is None else [self._inputs.get()[0]]
+        if self._targets is not None:
+            target, self._size, *_ = self._targets.get()
+            fed.append(target)
+        call.copy(fed)
 
     def _called(
         self, name: str, unit: Unit, function: Callable[..., T], arguments: Sequence[Any], fed: Sequence[Any]
@@ -254,7 +251,13 @@ class CapturingLauncher(Launcher):
 
     def kept(self, tensor: Tensor) -> Tensor:
         """Return a copy: the next batch of the slot has its result there."""
+        self._kept[id(tensor)] = tensor
+        self._script.note(self._keep_again, id(tensor), self._forwarded - self._script.batch)
         return tensor.clone()
+
+    def _keep_again(self, key: int, ahead: int) -> None:
+        assert self._on_loss is not None
+        self._on_loss(self._script.batch + ahead, self._kept[key].clone(), self._size)
 
     def draws(self, *key: int) -> SeededDraws:
         """Return random numbers whose seed a replay can set."""

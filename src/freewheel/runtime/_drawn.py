@@ -104,6 +104,9 @@ class Sources:
         self._generators.append((draw.key, generator))
         return generator
 
+    def __bool__(self) -> bool:
+        return bool(self._tables or self._generators)
+
     def begin(self) -> None:
         """Take the seeds; this is captured before the function."""
         for _, table in self._tables:

@@ -89,10 +89,7 @@ class StepSizes:
 
     def holds(self) -> bool:
         """Whether all other settings are those of the captured step."""
-        for read, group, settings in zip(self._read, self._groups, self._settings):
-            if read(group) != settings:
-                return False
-        return True
+        return [read(group) for read, group in zip(self._read, self._groups)] == self._settings
 
     def fill(self) -> None:
         """Write the step sizes of the next step."""

@@ -11,10 +11,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import lr_scheduler
 
 from freewheel._config import RunConfig
 from freewheel._cores import intra_op_threads
@@ -23,6 +25,8 @@ from freewheel.plan import Schedule
 from freewheel.runtime._capture import CapturingLauncher
 from freewheel.runtime._channels import Channel
 from freewheel.runtime._places import Recorded
+from freewheel.runtime._reading import Batch
+from freewheel.runtime._repeat import RepeatingFeed, Script
 from freewheel.runtime._run import Cut, LocalRun, Outcome, Run
 from freewheel.runtime._runtime import Runtime
 from freewheel.runtime._simulate import Stepper, take_turns
@@ -55,28 +59,28 @@ class Graphs(Runtime):
             return self._run(run)
 
     def _run(self, run: Run) -> Outcome:
-        launchers = attach(run)
+        script = Script(slots_of(run.schedule))
+        launchers = attach(run, script)
         caller = torch.cuda.current_stream(launchers[0].stream.device)
 
         def channel(wire: Wire) -> Channel:
             receiver = launchers[wire.receiver].stream
             if wire.joins_stages:
-                return StreamChannel(wire.capacity, launchers[wire.sender].stream, receiver, launchers[0].recorded)
-            if wire.name == input_name(0):
-                return StreamChannel(wire.capacity, caller, receiver, None)
-            return TargetChannel(wire.capacity, caller, receiver, None)
+                sender = launchers[wire.sender].stream
+                return StageChannel(wire.capacity, sender, receiver, script, launchers[0].recorded)
+            kind = InputChannel if wire.name == input_name(0) else TargetChannel
+            return kind(wire.capacity, caller, receiver)
 
         def advance(stepper: Stepper) -> bool:
-            torch.cuda.set_stream(launchers[stepper.interpreter.stage.index].stream)
+            script.do(torch.cuda.set_stream, launchers[stepper.interpreter.stage.index].stream)
             return stepper.advance()
 
-        def deliver() -> bool:
-            before = torch.cuda.current_stream()
-            torch.cuda.set_stream(caller)
-            try:
-                return local.deliver()
-            finally:
-                torch.cuda.set_stream(before)
+        def distribute(batch: Batch) -> None:
+            run.distribute(batch, local.channels)
+
+        def skip(batches: int) -> None:
+            for interpreter in local.interpreters:
+                interpreter.skip(batches)
 
         def on_cut(cut: Cut) -> bool:
             torch.cuda.set_stream(caller)
@@ -84,12 +88,16 @@ class Graphs(Runtime):
             stops = run.on_cut(replace(cut, time=time.perf_counter()))  # it is over when the GPU has computed it
             for launcher in launchers:
                 launcher.check_unchanged()
+            feed.on_cut()
             return stops
 
+        begin, end = (partial(torch.cuda.set_stream, stream) for stream in (caller, launchers[0].stream))
+        feed = RepeatingFeed(run.feed, script, begin, end, distribute, skip, enabled=may_repeat(run))
         try:
             with run.begun() as stages, intra_op_threads(run.threads):
-                local = LocalRun(run, stages, channel)
-                run.feed.on_demand(deliver)
+                local = LocalRun(run, stages, channel, feed)
+                for launcher, interpreter in zip(launchers, local.interpreters):
+                    launcher.connect(interpreter.inputs, interpreter.targets, interpreter.add_loss)
                 outcome = take_turns(run, local, advance, on_cut)
                 torch.cuda.synchronize(caller.device)
                 return outcome
@@ -99,6 +107,25 @@ class Graphs(Runtime):
             for stage, launcher in zip(run.stages, launchers):
                 stage.launch = Launcher()
                 launcher.close()
+
+
+# Schedulers that change step sizes and nothing else.
+STEP_SIZES_ALONE = (
+    *(lr_scheduler.LambdaLR, lr_scheduler.MultiplicativeLR, lr_scheduler.StepLR, lr_scheduler.MultiStepLR),
+    *(lr_scheduler.ConstantLR, lr_scheduler.LinearLR, lr_scheduler.ExponentialLR, lr_scheduler.PolynomialLR),
+    *(lr_scheduler.CosineAnnealingLR, lr_scheduler.CosineAnnealingWarmRestarts),
+)
+
+
+def may_repeat(run: Run) -> bool:
+    """Whether the stages do nothing for a batch that launchers and channels do not see."""
+    schedule, spec, config = run.schedule, run.spec, run.config
+    if schedule.micro > 1 or schedule.norms or not run.stages[0].credit.repeats:
+        return False
+    if spec.writer is not None or spec.steps or spec.norms or config.slow:
+        return False
+    schedulers = [stage.scheduler for stage in run.stages if config.scheduler_every == "batch"]
+    return all(each is None or type(each) in STEP_SIZES_ALONE for each in schedulers)
 
 
 def slots_of(schedule: Schedule) -> int:
@@ -114,31 +141,58 @@ def slots_of(schedule: Schedule) -> int:
     return max(own, max(schedule.delays[1:]) + 2 + behind)
 
 
-def attach(run: Run) -> list[CapturingLauncher]:
+def attach(run: Run, script: Script) -> list[CapturingLauncher]:
     """Give every stage a launcher for this run: graphs refer to memory that a stage frees at its end."""
     gc.collect()  # autograd's nodes of earlier runs, which would go on with the streams of these
-    recorded, slots = Recorded(), slots_of(run.schedule)
-    made = [CapturingLauncher(stage, slots, recorded) for stage in run.stages]
+    recorded = Recorded()
+    made = [CapturingLauncher(stage, script, recorded) for stage in run.stages]
     for stage, launcher, following in zip(run.stages, made, [*made[1:], None]):
         stage.launch, launcher.next = launcher, following
     return made
 
 
-class StreamChannel(Channel):
-    """A channel between two streams of one thread: what is received is used after what was sent is computed.
+class StageChannel(Channel):
+    """A channel between two stages of one thread: what is received is used after what was sent is computed.
 
     Args:
         capacity: The most items that it holds.
         sender: The stream that computes them.
         receiver: The stream that uses them.
+        script: What is launched for each batch.
         recorded: What needs no care, since its memory is never freed.
     """
 
     def __init__(
-        self, capacity: int, sender: torch.cuda.Stream, receiver: torch.cuda.Stream, recorded: Recorded | None
+        self, capacity: int, sender: torch.cuda.Stream, receiver: torch.cuda.Stream, script: Script, recorded: Recorded
     ) -> None:
         super().__init__(capacity)
-        self._sender, self._receiver, self._recorded = sender, receiver, recorded
+        self._sender, self._receiver, self._script, self._recorded = sender, receiver, script, recorded
+        # Each batch of a slot has the same event.
+        self._events = deque(torch.cuda.Event() for _ in range(max(script.slots, capacity)))
+
+    def put(self, item: Any) -> None:
+        """Append an item with an event of the sender's stream."""
+        event = self._events[0]
+        self._events.rotate(-1)
+        self._script.do(event.record, self._sender)
+        self._items.append((item, event))
+
+    def get(self) -> Any:
+        """Take the oldest item; the receiver's stream waits for its event."""
+        item, event = self._items.popleft()
+        self._script.do(self._receiver.wait_event, event)
+        if item not in self._recorded and tensors_of(item):
+            self._script.break_off()
+            _hand_over(item, self._receiver)
+        return item
+
+
+class InputChannel(Channel):
+    """A channel for inputs, from the stream of the loader to that of the first stage."""
+
+    def __init__(self, capacity: int, sender: torch.cuda.Stream, receiver: torch.cuda.Stream) -> None:
+        super().__init__(capacity)
+        self._sender, self._receiver = sender, receiver
         self._spare: deque[torch.cuda.Event] = deque()
 
     def put(self, item: Any) -> None:
@@ -152,25 +206,27 @@ class StreamChannel(Channel):
         item, event = self._items.popleft()
         self._receiver.wait_event(event)
         self._spare.append(event)
-        if self._recorded is not None and item not in self._recorded:
-            for tensor in tensors_of(item):  # memory of the sender's stream, which may be freed before it is used
-                if tensor.is_cuda:
-                    tensor.record_stream(self._receiver)
+        _hand_over(item, self._receiver)
         return item
 
 
-class TargetChannel(StreamChannel):
+def _hand_over(item: Any, receiver: torch.cuda.Stream) -> None:
+    """Keep memory of another stream, which may be freed before it is used, until the receiver has used it."""
+    for tensor in tensors_of(item):
+        if tensor.is_cuda:
+            tensor.record_stream(receiver)
+
+
+class TargetChannel(InputChannel):
     """A channel for targets, which are copied to the device at once: a late stage uses them much later."""
 
     def put(self, item: Any) -> None:
-        """Append a copy, made on the sender's stream."""
+        """Append it with a copy on the device, made on the sender's stream."""
         target, *rest = item
-        super().put((self._copy(target) if isinstance(target, Tensor) else map_tensors(self._copy, target), *rest))
+        super().put((self._there(target) if isinstance(target, Tensor) else map_tensors(self._there, target), *rest))
 
-    def _copy(self, tensor: Tensor) -> Tensor:
-        there = tensor.device == self._sender.device
-        copy = tensor if there else torch.empty_like(tensor, device=self._sender.device)
-        if not there:
-            copy.copy_(tensor, non_blocking=tensor.is_cuda or not tensor.is_pinned())
-        copy.record_stream(self._receiver)
-        return copy
+    def _there(self, tensor: Tensor) -> Tensor:
+        if tensor.device == self._sender.device:
+            return tensor
+        copy = torch.empty_like(tensor, device=self._sender.device)
+        return copy.copy_(tensor, non_blocking=tensor.is_cuda or not tensor.is_pinned())

@@ -76,8 +76,8 @@ class Interpreter:
         self.stage, self._feed, self._spec, self._on_snapshot = stage, feed, spec, on_snapshot
         self._writer = spec.writer
         stage.retains, stage.measures = spec.writer is not None, spec.norms
-        self._inputs = ends[input_name(stage.replica)] if stage.index == 0 else None
-        self._targets = ends.get(target_name(stage.replica, stage.index))
+        self.inputs = ends[input_name(stage.replica)] if stage.index == 0 else None
+        self.targets = ends.get(target_name(stage.replica, stage.index))
         self._links = links_of(stage, ends)
         self._schedule = stage.schedule
         self._straggler = Straggler.of(stage)
@@ -91,8 +91,10 @@ class Interpreter:
         # Messages that may be in flight, for checkpoints.
         self._in_flight: dict[Op, deque[tuple[Unit, Any]]] = {op: deque(maxlen=count) for op, count in most.items()}
         self._busy, self._gaps, self._updates, self._losses = 0.0, 0, 0, Losses(stage)
+        self._skipped = 0  # batches before those that are interpreted, and between them
         self.doing: tuple[Action, float] | None = None  # the work under way, and since when
         self._seen: dict[int, int] = {}  # batch -> version that its forward saw
+        self._gap = 0  # of the last update
         self._verbs: Verbs = {
             **stage.verbs(),
             Op.FORWARD: self._forward,
@@ -150,7 +152,7 @@ class Interpreter:
         if not op.is_compute:
             self._exchange(op, unit)
             if self.stage.losses:
-                self._losses.note(batch)
+                self._losses.note(batch + self._skipped)
             return
         if op is Op.FORWARD and not unit[1]:
             self._fetch(batch)
@@ -162,12 +164,13 @@ class Interpreter:
             self._verbs[op](unit)
         except Exception as error:
             replica = self.stage.replica if self._schedule.replicas > 1 else None
+            action = action._replace(batch=batch + self._skipped)
             raise StageError(self.stage.index, action, error, replica=replica) from error
         if self._straggler is not None:
             self._straggler.hold_up(batch, started)
         self.doing = None
         if self.stage.losses:
-            self._losses.note(batch)
+            self._losses.note(batch + self._skipped)
         self._busy += time.perf_counter() - started
         if op is Op.UPDATE:
             self._after(batch)
@@ -185,26 +188,37 @@ class Interpreter:
 
     def _after(self, batch: int) -> None:
         """Take a snapshot where a cut is due, and where a checkpoint is."""
-        ends = self._feed.is_cut(batch)
+        ends, batches = self._feed.is_cut(batch), batch + self._skipped + 1
         if ends:
             self.stage.end_epoch()
         if self._spec.steps:
             self._on_snapshot(self._report(batch))
         if ends:
-            self._on_snapshot(self.snapshot(batch + 1, until=batch + 1))
-        if self._writer is not None and self._writer.due(batch + 1, epoch_ends=ends):
-            self._on_snapshot(self._save(self._writer, batch + 1))
+            self._on_snapshot(self.snapshot(batches, until=batches))
+        if self._writer is not None and self._writer.due(batches, epoch_ends=ends):
+            self._on_snapshot(self._save(self._writer, batches))
+
+    def skip(self, batches: int) -> None:
+        """Count batches that were launched without being interpreted, as those interpreted before them."""
+        self._skipped += batches
+        self._gaps += batches * self._gap
+        self._updates += batches
+        self.stage.shift(batches)
+
+    def add_loss(self, batch: int, loss: Tensor, size: int) -> None:
+        """Add the loss of such a batch, numbered as those that are interpreted."""
+        self._losses.add(batch + self._skipped, loss, size)
 
     def _fetch(self, batch: int) -> None:
         """Take a batch from the feed, in micro-batches: the input at the first stage, the target where it is used."""
         along, micro = self._schedule.along, self._schedule.micro
-        if self._inputs is not None:
-            x, size = self._inputs.get()
+        if self.inputs is not None:
+            x, size = self.inputs.get()
             inputs = split_time(x, size, micro, "input") if along else split_samples(x, size, micro, "input")
             for j, (micro_batch, _, _) in enumerate(inputs):
                 self._received[batch, j] = micro_batch
-        if self._targets is not None:
-            y, size, length, self._weight = self._targets.get()
+        if self.targets is not None:
+            y, size, length, self._weight = self.targets.get()
             targets = split_time(y, size, micro, "target", length) if along else split_samples(y, size, micro, "target")
             for j, micro_batch in enumerate(targets):
                 self._expected[batch, j] = micro_batch
@@ -227,7 +241,8 @@ class Interpreter:
         return message
 
     def _count_update(self, batch: int) -> None:
-        self._gaps += self.stage.version - self._seen.pop(batch)
+        self._gap = self.stage.version - self._seen.pop(batch)
+        self._gaps += self._gap
         self._updates += 1
 
     def snapshot(self, batches: int, *, state: bool = False, until: int | None = None) -> Snapshot:

@@ -31,6 +31,10 @@ class Losses:
             self._found += [(batch, *loss) for loss in self._stage.losses]
             self._stage.losses = []
 
+    def add(self, batch: int, loss: Tensor, size: int) -> None:
+        """Add a loss of a batch."""
+        self._found.append((batch, loss, size))
+
     def of(self, batch: int) -> list[Loss]:
         """The losses of one batch."""
         return [(loss, size) for number, loss, size in self._found if number == batch]

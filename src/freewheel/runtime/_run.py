@@ -14,6 +14,7 @@ from freewheel.runtime._channels import Channel, Sender
 from freewheel.runtime._feed import Feed
 from freewheel.runtime._interpreter import Interpreter, Snapshot
 from freewheel.runtime._reading import Batch
+from freewheel.runtime._repeat import RepeatingFeed
 from freewheel.runtime._replicas import shards
 from freewheel.runtime._spec import RunSpec
 from freewheel.runtime._wiring import PREFETCH, close_all, depth_of, input_name, stage_wires, target_name
@@ -145,28 +146,31 @@ class LocalRun:
         run: Run,
         stages: Sequence[Stage],
         channel: Callable[[Wire], Channel] = lambda wire: Channel(wire.capacity),
+        feed: RepeatingFeed | None = None,
     ) -> None:
         self.run = run
         # One replica runs ahead of another by at most the delay; where one thread runs all, none may wait for that.
         prefetch = PREFETCH if run.schedule.replicas == 1 else depth_of(run.schedule)
         wires = stage_wires(run.schedule, 0, prefetch)
-        self._channels = {wire.name: channel(wire) for wire in wires}
-        self.interpreters = [Interpreter(stage, run.feed, self._channels, run.spec, run.collect) for stage in stages]
+        self.channels = {wire.name: channel(wire) for wire in wires}
+        self._feed = feed or run.feed
+        known = self._feed, self.channels, run.spec, run.collect
+        self.interpreters = [Interpreter(stage, *known) for stage in stages]
 
     def deliver(self) -> bool:
         """Distribute the next batch of the feed; return False when there is none."""
         batch = self.run.feed.pull()
         if batch is None:
             return False
-        self.run.distribute(batch, self._channels)
+        self.run.distribute(batch, self.channels)
         return True
 
     def outcome(self, stopped_at: Cut | None) -> Outcome:
         """How the run ended."""
-        batches = self.run.feed.announced
+        batches = self._feed.announced
         return Outcome(stopped_at, cut_of([interpreter.snapshot(batches) for interpreter in self.interpreters]))
 
     def close(self) -> None:
         """Stop every thread that waits for a message or a batch."""
         self.run.feed.close()
-        close_all(self._channels)
+        close_all(self.channels)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from freewheel._cores import intra_op_threads
-from freewheel.plan import Action
+from freewheel.plan import Action, Op
 from freewheel.runtime._interpreter import Interpreter
 from freewheel.runtime._run import Cut, LocalRun, Outcome, Run
 from freewheel.runtime._runtime import Runtime
@@ -46,7 +46,7 @@ def take_turns(run: Run, local: LocalRun, advance: Callable[[Stepper], bool], on
     """Let the stages advance one after another until all have finished, or `on_cut` asks to stop."""
     cuts: list[Cut] = []
     run.on_complete = cuts.append
-    steppers = [Stepper(interpreter) for interpreter in local.interpreters]
+    steppers = [Stepper(interpreter, cuts) for interpreter in local.interpreters]
     while sum(advance(stepper) for stepper in steppers):  # not any(): every stage gets its turn
         while cuts:
             cut = cuts.pop(0)
@@ -57,18 +57,28 @@ def take_turns(run: Run, local: LocalRun, advance: Callable[[Stepper], bool], on
 
 
 class Stepper:
-    """Runs one stage as far as it goes without waiting."""
+    """Runs one stage in turns.
 
-    def __init__(self, interpreter: Interpreter) -> None:
-        self.interpreter = interpreter
+    Args:
+        interpreter: The interpreter of the stage.
+        cuts: The complete cuts that have not been looked at.
+    """
+
+    def __init__(self, interpreter: Interpreter, cuts: Sequence[Cut]) -> None:
+        self.interpreter, self._cuts = interpreter, cuts
         self._actions = interpreter.actions()
         self._next: Action | None = None
         self.over = False
 
     def advance(self) -> bool:
-        """Execute actions until the stage must wait; return whether there were any."""
+        """Execute actions until the stage must wait, has learned from a batch, or has completed a cut.
+
+        Return whether it may go on. One batch a turn lets all stages go on at the same pace.
+        """
         moved = False
         while not self.over:
+            if self._cuts:
+                return True
             if self._next is None:
                 self._next = next(self._actions, None)
                 if self._next is None:
@@ -76,6 +86,8 @@ class Stepper:
                     break
             if not self.interpreter.ready(self._next):
                 break
-            self.interpreter.execute(self._next)
-            self._next, moved = None, True
+            action, self._next, moved = self._next, None, True
+            self.interpreter.execute(action)
+            if action.op is Op.UPDATE:
+                break
         return moved

@@ -131,7 +131,8 @@ def _dual_step(line: Line, example: Any, clock: Callable[[], Any]) -> list[Span]
     derivatives = {0: torch.ones(1, device=device)}
     with torch.no_grad():
         for index, unit in sorted(used.items()):
-            start, weight = clock(), named[index][1].detach()
-            torch.add(weight, directions.gradient(drawn, derivatives, index))
+            start, gradient = clock(), directions.gradient(drawn, derivatives, index)
+            assert gradient is not None
+            torch.add(named[index][1].detach(), gradient)
             spans.append((unit, start, clock()))
     return spans

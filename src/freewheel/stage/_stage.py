@@ -80,6 +80,15 @@ class Stage(ABC):
         if self._compute is not None:
             self._compute.refresh()
 
+    def shift(self, batches: int) -> None:
+        """Number the pending batches as if so many more had been trained before them."""
+        self.first_batch += batches
+
+    def repeat_update(self) -> None:
+        """Count an update that a launcher has repeated."""
+        self.corrections.count()
+        self._stepped()
+
     def end(self) -> None:
         """End a run and drop its state."""
         self.weights = Live(self.module)
