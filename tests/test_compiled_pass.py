@@ -21,7 +21,7 @@ def stages() -> list[nn.Module]:
 
 def trained(compiled: bool, runtime: str = "simulate", fits: int = 1, **options) -> list[torch.Tensor]:
     modules = stages()
-    run = trainer(modules, fw.AsyncFGD(compile=compiled, **options), runtime=runtime)
+    run = trainer(modules, fw.AsyncFGD(**options), runtime=runtime, compile=compiled)
     for _ in range(fits):
         run.fit(batches(8))
     return tensors(*modules)
@@ -43,7 +43,7 @@ def test_threads_equal_simulate_when_compiled() -> None:
 def test_a_stage_that_draws_is_not_compiled() -> None:
     modules = [nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.3)), nn.Linear(12, 3)]
     with pytest.warns(UserWarning, match="stage 0 draws random numbers"):
-        trainer(modules, fw.FGD(compile=True)).fit(batches(2))
+        trainer(modules, fw.FGD(), compile=True).fit(batches(2))
 
 
 def test_what_cannot_be_traced_is_said_in_one_line() -> None:
@@ -52,12 +52,12 @@ def test_what_cannot_be_traced_is_said_in_one_line() -> None:
             return x * 2 if x.sum() > 0 else x
 
     with pytest.raises(fw.StageError, match=r"stage 1 .*compile=True: .*leave compile out"):
-        trainer([nn.Linear(6, 3), Asks()], fw.FGD(compile=True)).fit(batches(2))
+        trainer([nn.Linear(6, 3), Asks()], fw.FGD(), compile=True).fit(batches(2))
 
 
 def test_activations_cannot_be_compiled() -> None:
     with pytest.raises(ValueError, match="compile=True with perturb='activations'"):
-        fw.AsyncFGD(compile=True, perturb="activations")
+        trainer(stages(), fw.AsyncFGD(perturb="activations"), compile=True)
 
 
 @exhaustive
@@ -71,4 +71,4 @@ def test_a_resumed_run_compiles_for_the_form_that_it_was_compiled_for(tmp_path) 
         torch.manual_seed(seed)
         return [nn.Sequential(nn.Linear(6, 12), nn.Tanh()), nn.Linear(12, 3)]
 
-    goes_on(tmp_path, lambda: fw.AsyncFGD(compile=True, scale=0.1), made, data=sizes, every=8)
+    goes_on(tmp_path, lambda: fw.AsyncFGD(scale=0.1), made, data=sizes, every=8, compile=True)

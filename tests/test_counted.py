@@ -31,7 +31,7 @@ def stages(dropout=False):
 
 
 def train(method, runtime="simulate", dropout=False, **options):
-    made = trainer(stages(dropout), method, runtime=runtime, **{"optimizer": SGD, **options})
+    made = trainer(stages(dropout), method, runtime=runtime, compile=True, **{"optimizer": SGD, **options})
     made.fit([*batches(5), *batches(1, size=2)], epochs=2)
     return tensors(*made.stages)
 
@@ -40,8 +40,8 @@ def train(method, runtime="simulate", dropout=False, **options):
 @pytest.mark.parametrize("optimizer", [SGD, ADAM, partial(torch.optim.RMSprop, lr=0.01)], ids=["sgd", "adamw", "other"])
 @pytest.mark.parametrize("options", [{}, {"tangents": 3, "distribution": "sphere"}, {"scale": 0.3}], ids=str)
 def test_threads_agree_with_simulate(options, optimizer):
-    method = fw.AsyncFGD(compile=True, **options)
-    assert same_bits(train(method, optimizer=optimizer), train(method, "threads", optimizer=optimizer))
+    method = fw.AsyncFGD(**options)
+    assert same_bits(*(train(method, runtime, optimizer=optimizer) for runtime in ("simulate", "threads")))
 
 
 @exhaustive
@@ -53,8 +53,8 @@ def test_the_gradient_is_the_derivative_times_the_tangent(distribution):
     x, y = torch.randn(8, 4, dtype=torch.double), torch.randn(8, 1, dtype=torch.double)
     before = layer.weight.detach().clone()
     sgd = partial(torch.optim.SGD, lr=0.5)
-    method = fw.FGD(compile=True, distribution=distribution)
-    fw.Trainer([layer], method=method, loss=nn.functional.mse_loss, optimizer=sgd, runtime="simulate").fit([(x, y)])
+    options = {"loss": nn.functional.mse_loss, "optimizer": sgd, "runtime": "simulate", "compile": True}
+    fw.Trainer([layer], method=fw.FGD(distribution=distribution), **options).fit([(x, y)])
     g = (before - layer.weight.detach()) / 0.5
     weight = before.requires_grad_()
     (true,) = torch.autograd.grad(nn.functional.mse_loss(x @ weight.t(), y), [weight])
@@ -70,7 +70,7 @@ def test_the_gradient_is_the_derivative_times_the_tangent(distribution):
 
 @exhaustive
 def test_stages_with_dropout_are_not_compiled_but_draw_the_same_tangents():
-    method = fw.AsyncFGD(compile=True)
+    method = fw.AsyncFGD()
     with pytest.warns(UserWarning, match="draws random numbers"):
         wanted, found = (train(method, runtime, dropout=True) for runtime in ("simulate", "threads"))
     assert same_bits(wanted, found)
@@ -78,17 +78,10 @@ def test_stages_with_dropout_are_not_compiled_but_draw_the_same_tangents():
 
 @exhaustive
 def test_resumes(tmp_path):
-    method = fw.AsyncFGD(compile=True)
-    begun = trainer(stages(), method, runtime="simulate", optimizer=SGD)
+    method = fw.AsyncFGD()
+    begun = trainer(stages(), method, runtime="simulate", optimizer=SGD, compile=True)
     begun.fit(batches(8), epochs=2, save_to=tmp_path, save_every=5)
     path = next(iter(saved_at(tmp_path).values()))
-    again = resume(path, stages(), method, runtime="threads", optimizer=SGD)
+    again = resume(path, stages(), method, runtime="threads", optimizer=SGD, compile=True)
     again.fit(batches(8), epochs=2)
     assert same_bits(tensors(*begun.stages), tensors(*again.stages))
-
-
-@exhaustive
-def test_the_trainer_compiles_passes_and_says_what_it_cannot() -> None:
-    assert same_bits(train(fw.AsyncFGD(compile=True)), train(fw.AsyncFGD(), compile=True))
-    with pytest.raises(ValueError, match=r"compile=True with perturb='activations'"):
-        train(fw.AsyncFGD(perturb="activations"), compile=True)

@@ -222,8 +222,8 @@ def test_compiled_dual_passes_on_a_gpu(monkeypatch):
         stages.append(nn.Sequential(nn.Flatten(), nn.Linear(8 * 36, 3)).cuda())
         g = torch.Generator().manual_seed(1)
         loader = [(torch.randn(4, 3, 8, 8, generator=g), torch.randint(3, (4,), generator=g)) for _ in range(6)]
-        method = fw.AsyncFGD(scale=0.01, compile=compiled, distribution="sphere")
-        trainer(stages, method, runtime=runtime).fit(loader)
+        method = fw.AsyncFGD(scale=0.01, distribution="sphere")
+        trainer(stages, method, runtime=runtime, compile=compiled).fit(loader)
         results.append(tensors(*stages))
     assert same_bits(results[1], results[2])
     for eager, compiled in zip(results[0], results[1]):

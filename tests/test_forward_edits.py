@@ -86,9 +86,9 @@ def train(net: str, edits: bool, batches: list[tuple[Tensor, Tensor]], **options
     torch.manual_seed(0)
     stages = NETS[net](edits)
     runtime = options.pop("runtime", "simulate")
+    how = {"runtime": runtime, "compile": options.pop("compile", False), "threads": 1}
     optimizer = partial(torch.optim.SGD, lr=1e-3)
-    method = fw.AsyncFGD(**options)
-    trainer = fw.Trainer(stages, method=method, loss=F.cross_entropy, optimizer=optimizer, runtime=runtime, threads=1)
+    trainer = fw.Trainer(stages, method=fw.AsyncFGD(**options), loss=F.cross_entropy, optimizer=optimizer, **how)
     trainer.fit(batches, epochs=2, progress=False)
     return tensors(*stages)
 

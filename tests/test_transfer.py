@@ -254,7 +254,7 @@ def test_the_comparison_says_what_it_is_with(monkeypatch: pytest.MonkeyPatch) ->
         ("--method asyncfgd -o checkpoint=maybe", "checkpoint='maybe': give True or False"),
         ("--method asyncfgd -o direction=up", "a direction is a function, which can only be passed in Python"),
         ("--method asyncfgd -o tangent=2", "'tangent': did you mean 'tangents'?"),
-        ("--method asyncfgd -o compile=yes -o perturb=activations", "only perturb='weights' compiles"),
+        ("--method asyncfgd --compile -o perturb=activations", "only perturb='weights' compiles"),
         ("--method pipedream -o tangents=2", "unknown option of method 'pipedream': 'tangents'"),
         ("--method asyncfgd --split forwards", "unknown by 'forwards': did you mean 'forward'?"),
     ],

@@ -18,11 +18,11 @@ def freewheel_steps(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str
     """Freewheel: on one core, and in two stages on two cores, eager and compiled."""
     out: dict[str, Turn] = {}
     for kind, compiled in (("eager", False), ("compiled", True)):
-        out[f"fgd, {kind}"] = timed_trainer([network()], FGD(compile=compiled), "simulate", lr=SMALL)
+        out[f"fgd, {kind}"] = timed_trainer([network()], FGD(), "simulate", compile=compiled, lr=SMALL)
         # Worker processes live for one run, and would compile again in every turn.
         for runtime in ("threads",) if compiled else ("threads", "processes"):
-            method = AsyncFGD(compile=compiled)
-            out[f"asyncfgd K=2, {kind}, {runtime}"] = timed_trainer(stages_of(cut), method, runtime, lr=SMALL)
+            stages, options = stages_of(cut), {"compile": compiled, "lr": SMALL}
+            out[f"asyncfgd K=2, {kind}, {runtime}"] = timed_trainer(stages, AsyncFGD(), runtime, **options)
     return out
 
 

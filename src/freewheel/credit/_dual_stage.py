@@ -79,8 +79,6 @@ class DualStage(Stage):
 
     def __init__(self, blueprint: Blueprint, forward: Forward) -> None:
         super().__init__(blueprint)
-        if self.config.compile and not forward.eager:
-            forward = replace(forward, compile=True)
         self.tangents = forward
         self._cuts_time = self.schedule.along == 1
         if self._cuts_time:
@@ -90,9 +88,13 @@ class DualStage(Stage):
         self._states: list[list[Any]] = []  # of recurrent layers, for each tangent
         self._compiled: dict[Any, CompiledPass] = {}  # by the trained parameters, a loss, a scale
         self._signatures: dict[Any, Any] = {}  # likewise, the inputs to compile for in a resumed run
-        self._compiles = forward.compile and not self._recurrent
+        # On a GPU, the batched products of several tangents have other bits in a CUDA graph than outside of it.
+        exact = forward.tangents == 1 or self.device.type != "cuda"
+        compiles = self.config.compile and not forward.eager and exact
+        self._compiles = compiles and not self._recurrent
         real = all(p.is_floating_point() for p in self.module.parameters())
-        self._counts = forward.counts and real and self.device.type in COUNTS  # whether kernels draw the tangents
+        on_device = self.device.type in COUNTS
+        self._counts = compiles and forward.counts and real and on_device  # whether kernels draw the tangents
         self._directions = self._make_directions()
 
     @abstractmethod

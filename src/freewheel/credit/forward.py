@@ -109,7 +109,8 @@ class Forward(TangentOptions, Credit):
 
     def check_compiled(self) -> None:
         """Reject perturbed activations."""
-        replace(self, compile=True)
+        if self.perturb == "activations":
+            raise ValueError("compile=True with perturb='activations': only perturb='weights' compiles; leave one out")
 
     def check_epochs(self, stages: Sequence[Stage], epochs: range) -> None:
         """Reject name patterns of the scale that match no parameter."""
@@ -119,7 +120,7 @@ class Forward(TangentOptions, Credit):
         """Return this credit with known tangents, so that its derivative can be compared."""
         if self.perturb != "weights" or self.each != "batch":
             return self
-        return replace(self, tangents=1, direction=waves, scale=1.0, compile=False, eager=True)
+        return replace(self, tangents=1, direction=waves, scale=1.0, eager=True)
 
     def wrong_gradient(
         self, ours: Sequence[Tensor | None], plain: Sequence[Tensor | None], *, coarse: bool

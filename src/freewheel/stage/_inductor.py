@@ -124,7 +124,7 @@ def _draws(graph: fx.GraphModule) -> bool:
 def _inductor(gm: fx.GraphModule, example_inputs: Sequence[Any], **kind: Any) -> Any:
     """Compile a graph; on a CPU into one C++ function, which lets other threads run Python while it runs."""
     on_cpu = all(t.device.type == "cpu" for t in tensors_among(example_inputs))
-    with unseeded(), inductor_config.patch({"cpp_wrapper": on_cpu, "combo_kernels": not on_cpu}):
+    with unseeded(), inductor_config.patch({"cpp_wrapper": on_cpu}):
         return compile_fx_inner(gm, example_inputs, cpp_wrapper=on_cpu, **kind)
 
 

@@ -54,9 +54,12 @@ def compiled(
 def compiled_function(run: Callable[..., Any], *inputs: list[Tensor], fake: bool = False) -> Callable[..., Any]:
     """Compile a function of lists of tensors for tensors like these.
 
-    With `fake`, tracing computes nothing and changes none of them.
+    With `fake`, tracing computes nothing and changes none of them. On a GPU, independent small kernels are combined.
     """
-    with _compiling():
+    from torch._inductor import config  # takes a second or two
+
+    on_gpu = any(t.is_cuda for each in inputs for t in each)
+    with _compiling(), config.patch(combo_kernels=on_gpu):
         return _inductor(run, *inputs, fake=fake)
 
 
@@ -81,11 +84,7 @@ def _traced(run: Callable[..., Any], *inputs: list[Tensor], fake: bool = False) 
 
 
 def _inductor(run: Callable[..., Any], *inputs: list[Tensor], fake: bool = False) -> Callable[..., Any]:
-    """Compile a function; on a GPU, independent small kernels are combined into one."""
-    from torch._inductor import config  # takes a second or two
-
-    on_gpu = any(t.is_cuda for each in inputs for t in each)
-    with torch.no_grad(), config.patch(combo_kernels=on_gpu):
+    with torch.no_grad():
         return torch._inductor.compile(_traced(run, *inputs, fake=fake), list(inputs))  # pyright: ignore
 
 

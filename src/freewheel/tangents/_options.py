@@ -33,7 +33,6 @@ class TangentOptions:
         scale: α, a factor on tangents: a number, a dict of numbers by name pattern, or a function of the epoch; 0
             freezes.
         perturb: What tangents perturb: `weights`, or the pre-activations of Linear and Conv2d layers (`activations`).
-        compile: Whether to compile each stage's dual pass.
     """
 
     distribution: str | Distribution = "gaussian"
@@ -42,17 +41,13 @@ class TangentOptions:
     direction: Direction | None = None
     scale: Scale = 1.0
     perturb: Perturb = "weights"
-    compile: bool = False
 
     def __post_init__(self) -> None:
         find_distribution(self.distribution)
         one_of("perturb", self.perturb, PERTURBS)
         whole_number("tangents", self.tangents, least=1)
-        for name in ("checkpoint", "compile"):
-            of_type(name, getattr(self, name), bool, "give True or False")
+        of_type("checkpoint", self.checkpoint, bool, "give True or False")
         check_scale(self.scale)
-        if self.compile and self.perturb == "activations":
-            raise ValueError("compile=True with perturb='activations': only perturb='weights' compiles; leave one out")
         if self.direction is None:
             return
         check_callable("direction", self.direction, "give a function of (batch, stage, params)")
@@ -68,5 +63,5 @@ class TangentOptions:
     @property
     def counts(self) -> bool:
         """Whether tangents can be drawn inside compiled kernels."""
-        drawn = self.compile and self.checkpoint and self.direction is None and self.perturb == "weights"
+        drawn = self.checkpoint and self.direction is None and self.perturb == "weights"
         return drawn and find_distribution(self.distribution).counted is not None
