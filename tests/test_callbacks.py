@@ -145,6 +145,21 @@ def test_the_best_model_is_kept_with_its_own_names(tmp_path):
         made.fit(batches(2), validate=valid, callbacks=[fw.KeepBest(monitor="f1")])
 
 
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_an_epoch_ends_before_the_next_is_trained(k):
+    """One thread runs all stages: it must not go on with a single one until all epochs are over."""
+    read, seen = [], []
+
+    class Loader:
+        def __iter__(self):
+            for batch in batches(20):
+                read.append(batch)
+                yield batch
+
+    trainer(network(k), "pipedream").fit(Loader(), epochs=3, callbacks=[lambda end: seen.append(len(read))])
+    assert [count // 20 for count in seen] == [1, 2, 3]
+
+
 def test_callbacks_see_the_model_with_its_own_names():
     class Net(nn.Module):
         def __init__(self):

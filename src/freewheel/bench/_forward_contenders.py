@@ -19,8 +19,7 @@ def freewheel_steps(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str
     out: dict[str, Turn] = {}
     for kind, compiled in (("eager", False), ("compiled", True)):
         out[f"fgd, {kind}"] = timed_trainer([network()], FGD(), "simulate", compile=compiled, lr=SMALL)
-        # Worker processes live for one run, and would compile again in every turn.
-        for runtime in ("threads",) if compiled else ("threads", "processes"):
+        for runtime in ("threads", "processes"):
             stages, options = stages_of(cut), {"compile": compiled, "lr": SMALL}
             out[f"asyncfgd K=2, {kind}, {runtime}"] = timed_trainer(stages, AsyncFGD(), runtime, **options)
     return out

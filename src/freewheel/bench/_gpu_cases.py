@@ -101,7 +101,7 @@ def elsewhere(runtimes: Iterable[str], *pairs: tuple[str, int]) -> tuple[Ours, .
     return tuple(Ours(method=method, k=k, runtime=runtime) for runtime in runtimes for method, k in pairs)
 
 
-BP = ("bp, eager", "bp, graphed", "bp, compiled", "bp, compiled, graphed")
+BP = ("bp, eager", "bp, graphed", "bp, compiled", "bp, compiled, graphed", "bp, channels last, compiled, graphed")
 JVP = ("jvp, eager", "jvp, graphed", "jvp, compiled, graphed")
 OTHERS = ("gpipe", "1f1b", "ddg", "fr", "pipedream", "dsp", "pipemare", "dgl")
 CASES = (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import Iterable
+from itertools import cycle, islice
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -15,22 +15,26 @@ from freewheel.bench._network import Cut
 from freewheel.split import split
 from freewheel.trainer import Trainer
 
-Cuts = dict[tuple[str, int], Cut]  # by what is balanced, and K
-FILLS = 8  # times K batches: the pipeline is full, and its graphs are captured
+Cuts = dict[tuple[str, int, bool], Cut]
 
 
 def measure_cuts(case: Case, batches: Batches, device: str) -> Cuts:
-    """Where to cut the network into stages of equal cost, for every K of the case."""
-    return {
-        (by, k): tuple(len(names) for names in split(build_network(case, device), k, example=x, by=by).report.names)
-        for by, k in dict.fromkeys((balanced(ours), ours.k) for ours in case.ours if ours.k > 1)
-        for x in [batches[0][0]]
-    }
+    """Where to cut the network into stages of equal cost, for each way to run it in several stages."""
+    kinds = dict.fromkeys(kind_of(ours) for ours in case.ours if ours.k > 1)
+    return {kind: _measured(case, batches, device, *kind) for kind in kinds}
 
 
-def balanced(ours: Ours) -> str:
-    """What the stages of a method have in equal parts."""
-    return "forward" if ours.forward else "time"
+def kind_of(ours: Ours) -> tuple[str, int, bool]:
+    """What the stages of a method have in equal parts, their number, and whether they are compiled."""
+    return "forward" if ours.forward else "time", ours.k, ours.compile
+
+
+def _measured(case: Case, batches: Batches, device: str, by: str, k: int, compiled: bool) -> Cut:
+    model, example = build_network(case, device), batches[0][0]
+    if compiled:  # as the trainer stores it
+        model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        example = example.to(memory_format=torch.channels_last)
+    return tuple(len(names) for names in split(model, k, example=example, by=by).report.names)
 
 
 class Training(TorchContender):
@@ -40,7 +44,7 @@ class Training(TorchContender):
         model = build_network(case, device)
         stages = [model]
         if ours.k > 1:
-            stages = split(model, balance=cuts[balanced(ours), ours.k], example=batches[0][0])
+            stages = split(model, balance=cuts[kind_of(ours)], example=batches[0][0])
         self._trainer = Trainer(
             stages,
             method=ours.method,
@@ -51,16 +55,17 @@ class Training(TorchContender):
             threads=1,
             check=False,
         )
-        self._batches, self._fill = batches, FILLS * ours.k
+        self._batches = batches
 
     def turns(self, steps: int, count: int) -> list[float]:
         """The seconds a batch of each turn, an epoch.
 
-        On threads an epoch is recorded when its last batch has been launched, before the GPU has finished it. So the
-        turns are epochs that follow one as long, whose last batches count for them as theirs count for the next.
+        The first epoch, in which the pipeline fills and its graphs are captured, and the last one, after which it
+        drains, do not count. On threads an epoch is recorded when its last batch has been launched, before the GPU has
+        finished it: its last batches count for the next one, and those of the one before for it.
         """
-        lengths = [self._fill, *[steps] * (count + 1), self._fill]
-        history = self._trainer.fit(Passes(self._batches, lengths), len(lengths), progress=False)
+        loader = list(islice(cycle(self._batches), steps))
+        history = self._trainer.fit(loader, count + 3, progress=False)
         return [epoch.seconds / steps for epoch in history.epochs[2:-1]]
 
     def persistent(self) -> Iterable[Tensor]:
@@ -69,21 +74,3 @@ class Training(TorchContender):
             yield from stage.parameters()
             yield from stage.buffers()
             yield from () if optimizer is None else state_of(optimizer)
-
-
-class Passes:
-    """A loader whose passes have these lengths; the batches repeat.
-
-    Example:
-        >>> loader = Passes(["a", "b"], [1, 3])
-        >>> list(loader), list(loader)
-        (['a'], ['a', 'b', 'a'])
-    """
-
-    def __init__(self, batches: Sequence[Any], lengths: Iterable[int]) -> None:
-        self._batches, self._lengths = batches, iter(lengths)
-
-    def __iter__(self) -> Iterator[Any]:
-        count = next(self._lengths, 0)
-        repeated = (batch for _ in range(-(-count // len(self._batches))) for batch in self._batches)
-        return islice(repeated, count)

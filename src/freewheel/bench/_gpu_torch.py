@@ -107,6 +107,7 @@ PEERS: dict[str, Peer] = {
     "bp, compiled": partial(backprop, compiled=True),
     "bp, compiled, graphed": partial(backprop, compiled=True, graphed=True),
     "bp, channels last, graphed": partial(backprop, channels_last=True, graphed=True),
+    "bp, channels last, compiled, graphed": partial(backprop, channels_last=True, compiled=True, graphed=True),
     "bp, checkpointed": partial(backprop, checkpointed=True),
     "jvp, eager": forward_mode,
     "jvp, graphed": partial(forward_mode, graphed=True),

@@ -84,7 +84,11 @@ def _traced(run: Callable[..., Any], *inputs: list[Tensor], fake: bool = False) 
 
 
 def _inductor(run: Callable[..., Any], *inputs: list[Tensor], fake: bool = False) -> Callable[..., Any]:
-    with torch.no_grad():
+    """Compile a function; on a CPU into one C++ function, which lets other threads run Python while it runs."""
+    from torch._inductor import config  # takes a second or two
+
+    on_cpu = not any(t.is_cuda for each in inputs for t in each)
+    with torch.no_grad(), config.patch(cpp_wrapper=on_cpu):
         return torch._inductor.compile(_traced(run, *inputs, fake=fake), list(inputs))  # pyright: ignore
 
 
