@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 DualFunction = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
 
@@ -76,8 +77,10 @@ def _compiling() -> Iterator[None]:
             raise RuntimeError(f"compile=True: the pass cannot be compiled ({reason}); leave compile out") from error
 
 
-def _traced(run: Callable[..., Any], *inputs: list[Tensor], fake: bool = False) -> GraphModule:
+def _traced(run: Callable[..., Any], *inputs: Any, fake: bool = False) -> GraphModule:
     graph = make_fx(run, tracing_mode="fake" if fake else "real")(*inputs)
+    for node in graph.graph.find_nodes(op="placeholder"):
+        node.meta.pop("val", None)  # a fake tensor of a mode of its own, which the compiler would take for its input
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
@@ -87,9 +90,18 @@ def _inductor(run: Callable[..., Any], *inputs: list[Tensor], fake: bool = False
     """Compile a function; on a CPU into one C++ function, which lets other threads run Python while it runs."""
     from torch._inductor import config  # takes a second or two
 
-    on_cpu = not any(t.is_cuda for each in inputs for t in each)
+    flat, shape = tree_flatten(inputs)
+    shapes: list[TreeSpec] = []  # of the result
+
+    def flat_run(*tensors: Tensor) -> tuple[Tensor, ...]:
+        out, found = tree_flatten(run(*tree_unflatten(tensors, shape)))
+        shapes.append(found)
+        return tuple(out)
+
+    on_cpu = not any(t.is_cuda for t in flat)
     with torch.no_grad(), config.patch(cpp_wrapper=on_cpu):
-        return torch._inductor.compile(_traced(run, *inputs, fake=fake), list(inputs))  # pyright: ignore
+        function = torch._inductor.compile(_traced(flat_run, *flat, fake=fake), flat)  # pyright: ignore
+    return lambda *given: tree_unflatten(function(*tree_leaves(given)), shapes[0])  # pyright: ignore
 
 
 def _stacked(out: tuple[Sequence[Tensor], Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
