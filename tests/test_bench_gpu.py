@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from command_line import freewheel
-from freewheel.bench import _gpu, _gpu_contender, _gpu_ours, _gpu_process
+from freewheel.bench import _gpu, _gpu_contender, _gpu_process
 from freewheel.bench._gpu_cases import CASES, EXPECTED, SWEEP, Case, Expected, Ours
 from freewheel.bench._gpu_compare import Row, compare, findings, speed_ups
 from freewheel.bench._gpu_contender import Memory, build, build_network, make_batches
@@ -62,7 +62,6 @@ def inline(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_gpu, "CASES", (TINY,))
     monkeypatch.setattr(_gpu_contender, "WARM_UP", 1)
     monkeypatch.setattr(_gpu_process, "FEWEST", 2)
-    monkeypatch.setattr(_gpu_ours, "FILLS", 1)
 
 
 def test_every_contender_has_its_turns(inline):
@@ -161,20 +160,14 @@ def test_plain_backpropagation_takes_the_steps_of_sgd(name: str):
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters()))
 
 
-def test_turns_of_ours_are_whole_epochs_while_the_pipeline_is_full():
+def test_turns_of_ours_are_all_epochs_but_the_first_two_and_the_last():
     batches = make_batches(TINY, "cpu")
     contender = freewheel_makers(TINY, batches, "cpu")["pipedream K=2, simulate"]()
     assert isinstance(contender, Training)
-    lengths, real = [], contender._trainer.fit
-
-    def fit(loader, epochs, **options):
-        history = real(loader, epochs, **options)
-        lengths.append([b.batches - a for a, b in zip([0, *(e.batches for e in history.epochs)], history.epochs)])
-        return history
-
-    contender._trainer.fit = fit
-    assert len(contender.turns(5, 2)) == 2
-    assert lengths == [[16, 5, 5, 5, 16]]
+    histories, real = [], contender._trainer.fit
+    contender._trainer.fit = lambda *arguments, **options: histories.append(real(*arguments, **options)) or histories[0]
+    assert contender.turns(5, 2) == [epoch.seconds / 5 for epoch in histories[0].epochs[2:4]]
+    assert [[epoch.samples for epoch in history.epochs] for history in histories] == [[15] * 5]
 
 
 def test_turns_of_a_case_with_images_are_epochs_with_an_evaluation():

@@ -60,9 +60,9 @@ class Training(TorchContender):
     def turns(self, steps: int, count: int) -> list[float]:
         """The seconds a batch of each turn, an epoch.
 
-        The first epoch, in which the pipeline fills and its graphs are captured, and the last one, after which it
-        drains, do not count. On threads an epoch is recorded when its last batch has been launched, before the GPU has
-        finished it: its last batches count for the next one, and those of the one before for it.
+        The first two epochs do not count, in which the pipeline fills and its graphs are captured, nor does the last
+        one, after which it drains. On threads an epoch is recorded when its last batch has been launched, before the
+        GPU has finished it: its last batches count for the next one, and those of the one before for it.
         """
         loader = list(islice(cycle(self._batches), steps))
         history = self._trainer.fit(loader, count + 3, progress=False)
