@@ -20,6 +20,7 @@ from freewheel.tangents import Drawer
 
 splitting = importlib.import_module("freewheel.split._split")
 measuring = importlib.import_module("freewheel.split._clock")
+cutting = importlib.import_module("freewheel.split._cuts")
 
 
 class Block(nn.Module):
@@ -580,15 +581,21 @@ class Doubling(nn.Module):
         return Counted.apply(x)
 
 
+@pytest.fixture
+def one_line(monkeypatch):
+    """However long its parts take, a model is measured once, not again as finer units."""
+    monkeypatch.setattr(cutting, "UNBALANCED", math.inf)
+
+
 @pytest.mark.parametrize(("by", "calls"), [("time", {"backward": 9}), ("forward", {"jvp": 9})])
-def test_the_steps_that_are_measured_are_of_the_kind_asked_for(by, calls, monkeypatch):
+def test_the_steps_that_are_measured_are_of_the_kind_asked_for(by, calls, monkeypatch, one_line):
     monkeypatch.setattr(measuring, "BUDGET_SECONDS", math.inf)
     Counted.calls.clear()
     split(nn.Sequential(nn.Linear(4, 4), Doubling(), nn.Linear(4, 2)), 2, example=torch.randn(3, 4), by=by)
     assert Counted.calls == calls
 
 
-def test_a_slow_model_is_measured_in_one_step(monkeypatch):
+def test_a_slow_model_is_measured_in_one_step(monkeypatch, one_line):
     monkeypatch.setattr(measuring, "BUDGET_SECONDS", 0)
     Counted.calls.clear()
     report = split(nn.Sequential(nn.Linear(4, 4), Doubling()), 2, example=torch.randn(3, 4)).report
