@@ -10,7 +10,7 @@ import torch
 import freewheel as fw
 from freewheel.runtime._repeat import Script
 from rows import OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
-from stand_in import stand_in as stand_in
+from stand_in import Races, stand_in as stand_in
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 LR = torch.optim.lr_scheduler
@@ -69,6 +69,13 @@ def test_repeated_batches_are_those_of_simulate(row, optimizer, repeated):
 @pytest.mark.parametrize("row", OTHERS, ids=str)
 def test_other_methods_are_those_of_simulate(row):
     assert_same(*(trained(row.make(3), runtime) for runtime in BOTH))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.name in REGULAR] + OTHERS, ids=str)
+def test_events_order_all_that_touches_the_same_memory(row):
+    with Races() as races:
+        trained(row.make(3), "graph")
+    assert not races.found
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])

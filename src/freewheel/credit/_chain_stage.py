@@ -238,7 +238,7 @@ class ChainStage(Stage):
 
     def _enter_backward(self, stack: ExitStack, unit: Unit, graph: Graph) -> None:
         """Put the weights and the random numbers of the forward in place, for what a backward computes again."""
-        stack.enter_context(self.weights.backward(graph.version))
+        stack.enter_context(self.weights.backward(graph.weights))
         stack.enter_context(self._draws_of(unit))
         if self._checkpoints:
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))

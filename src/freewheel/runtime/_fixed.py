@@ -71,8 +71,15 @@ def may_capture_updates(stage: Stage) -> bool:
         return False
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return False
-    chosen = [group["fused"] or (group["foreach"] and type(optimizer) is torch.optim.SGD) for group in groups]
-    return all(chosen) and not any(isinstance(group["lr"], Tensor) or group["differentiable"] for group in groups)
+    if any(isinstance(group["lr"], Tensor) or group["differentiable"] for group in groups):
+        return False
+    return has_form_of_device(optimizer)
+
+
+def has_form_of_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step is made in the form that can read its size on the device."""
+    sgd = type(optimizer) is torch.optim.SGD
+    return all(group["fused"] or (sgd and group["foreach"]) for group in optimizer.param_groups)
 
 
 class StepSizes:

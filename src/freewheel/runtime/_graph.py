@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -86,21 +85,30 @@ class Graphs(Runtime):
             torch.cuda.set_stream(caller)
             torch.cuda.synchronize(caller.device)
             stops = run.on_cut(replace(cut, time=time.perf_counter()))  # it is over when the GPU has computed it
-            for launcher in launchers:
-                launcher.check_unchanged()
-            feed.on_cut()
+            caller.synchronize()  # what a callback has launched comes before the next batches
+            if not (cut.step or cut.saved):
+                for launcher in launchers:
+                    launcher.check_unchanged()
+                feed.on_cut()
             return stops
 
-        begin, end = (partial(torch.cuda.set_stream, stream) for stream in (caller, launchers[0].stream))
-        feed = RepeatingFeed(run.feed, script, begin, end, distribute, skip, enabled=may_repeat(run))
+        def begin() -> torch.cuda.Stream:
+            stage = torch.cuda.current_stream(caller.device)
+            torch.cuda.set_stream(caller)
+            return stage
+
+        feed = RepeatingFeed(run.feed, script, begin, torch.cuda.set_stream, distribute, skip, enabled=may_repeat(run))
         try:
             with run.begun() as stages, intra_op_threads(run.threads):
                 local = LocalRun(run, stages, channel, feed)
                 for launcher, interpreter in zip(launchers, local.interpreters):
                     launcher.connect(interpreter.inputs, interpreter.targets, interpreter.add_loss)
-                outcome = take_turns(run, local, advance, on_cut)
+                stopped_at = take_turns(run, local, advance, on_cut)
+                torch.cuda.set_stream(caller)
                 torch.cuda.synchronize(caller.device)
-                return outcome
+                for launcher in launchers:
+                    launcher.check_unchanged()
+                return local.outcome(stopped_at)
         finally:
             torch.cuda.set_stream(caller)
             torch.cuda.synchronize(caller.device)

@@ -82,7 +82,8 @@ class RepeatingFeed:
     Args:
         feed: The feed.
         script: The calls of each batch.
-        begin, end: Called before batches are read or sent, and afterwards.
+        begin: Called before batches are read or sent; returns what `end` is called with afterwards.
+        end: Lets the stage that needs a batch go on.
         distribute: Sends a batch to the stages.
         skip: Called after a turn of the slots has been repeated, with the number of its batches.
         enabled: Whether the run is one that may be regular.
@@ -92,8 +93,8 @@ class RepeatingFeed:
         self,
         feed: Feed,
         script: Script,
-        begin: Callable[[], None],
-        end: Callable[[], None],
+        begin: Callable[[], Any],
+        end: Callable[[Any], None],
         distribute: Callable[[Batch], None],
         skip: Callable[[int], None],
         *,
@@ -143,7 +144,7 @@ class RepeatingFeed:
     def _deliver(self) -> None:
         """Repeat as many batches as possible, then send the next one to be interpreted."""
         self._script.turn()
-        self._begin()
+        stage = self._begin()
         if self._enabled and self._script.regular and not self._cuts:
             self._repeat()
         self._look_ahead(1)
@@ -151,7 +152,7 @@ class RepeatingFeed:
             if self._error is not None:
                 raise self._error
             self._over = True
-            self._end()
+            self._end(stage)
             return
         batch = self._ahead.popleft()
         forms = Form.of(batch.x), Form.of(batch.target)
@@ -161,7 +162,7 @@ class RepeatingFeed:
         self._cuts += batch.cut
         self._script.batch = batch.number - self.shift
         self._send(batch)
-        self._script.do(self._end)
+        self._script.do(self._end, stage)
 
     def _repeat(self) -> None:
         slots = self._script.slots

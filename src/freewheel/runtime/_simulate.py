@@ -24,7 +24,7 @@ class Simulate(Runtime):
             local = LocalRun(run, stages)
             if all(stage.device.type != "cuda" for stage in stages):
                 run.feed.on_demand(local.deliver)
-                return take_turns(run, local, Stepper.advance, run.on_cut)
+                return local.outcome(take_turns(run, local, Stepper.advance, run.on_cut))
             caller = torch.cuda.current_device()
 
             def deliver() -> bool:
@@ -32,7 +32,7 @@ class Simulate(Runtime):
                     return local.deliver()
 
             run.feed.on_demand(deliver)
-            return take_turns(run, local, _advance_on_its_gpu, run.on_cut)
+            return local.outcome(take_turns(run, local, _advance_on_its_gpu, run.on_cut))
 
 
 def _advance_on_its_gpu(stepper: Stepper) -> bool:
@@ -42,8 +42,10 @@ def _advance_on_its_gpu(stepper: Stepper) -> bool:
         return stepper.advance()
 
 
-def take_turns(run: Run, local: LocalRun, advance: Callable[[Stepper], bool], on_cut: Callable[[Cut], bool]) -> Outcome:
-    """Let the stages advance one after another until all have finished, or `on_cut` asks to stop."""
+def take_turns(
+    run: Run, local: LocalRun, advance: Callable[[Stepper], bool], on_cut: Callable[[Cut], bool]
+) -> Cut | None:
+    """Let the stages advance one after another until all have finished, or to the cut at which `on_cut` stops."""
     cuts: list[Cut] = []
     run.on_complete = cuts.append
     steppers = [Stepper(interpreter, cuts) for interpreter in local.interpreters]
@@ -51,9 +53,9 @@ def take_turns(run: Run, local: LocalRun, advance: Callable[[Stepper], bool], on
         while cuts:
             cut = cuts.pop(0)
             if on_cut(cut):
-                return local.outcome(cut)
+                return cut
     assert all(stepper.over for stepper in steppers), "deadlock in a checked plan"
-    return local.outcome(None)
+    return None
 
 
 class Stepper:

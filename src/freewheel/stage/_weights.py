@@ -36,8 +36,8 @@ class WeightVersions(ABC):
     def forward(self, version: int) -> AbstractContextManager[Tensors]:
         """Run forwards of this version inside the context; its value is the weights to differentiate by."""
 
-    def backward(self, version: int) -> AbstractContextManager[object]:
-        """Run a backward of an earlier forward of this version inside the context."""
+    def backward(self, weights: Tensors) -> AbstractContextManager[object]:
+        """Run a backward of an earlier forward on these weights inside the context."""
         return nullcontext()
 
     def check(self, leaves: Sequence[Tensor], weights: Tensors, stage: int) -> None:
@@ -120,9 +120,9 @@ class Stash(WeightVersions):
                 "runs on copies of them; do it in a callback, or use weights='recompute', such as method='fr'"
             )
 
-    def backward(self, version: int) -> AbstractContextManager[object]:
-        """Put the version's copy in place, too: a backward may run modules again."""
-        return self._in_place(self._held[version][0])
+    def backward(self, weights: Tensors) -> AbstractContextManager[object]:
+        """Put the copy in place, too: a backward may run modules again."""
+        return self._in_place(weights)
 
     @contextmanager
     def _in_place(self, copy: Tensors) -> Iterator[None]:
@@ -224,7 +224,7 @@ class Current(WeightVersions):
             yield self.live
 
     @contextmanager
-    def backward(self, version: int) -> Iterator[None]:
+    def backward(self, weights: Tensors) -> Iterator[None]:
         """Resolve the handles to the newest weights; a module that is run again would not find those of its forward."""
         with torch.no_grad():
             self._seen = self._corrected(self.live)
