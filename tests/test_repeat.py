@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import freewheel as fw
 from freewheel.runtime._repeat import Script
@@ -141,3 +145,190 @@ def test_a_batch_that_cannot_be_trained_has_its_own_number():
     for runtime in BOTH:
         with pytest.raises(fw.StageError, match="the forward of batch 37"):
             trained("pipedream", runtime, loader=bad, epochs=1)
+
+
+class Replaces(nn.Module):
+    """Has a mean of its own, in new memory after every forward."""
+
+    def __init__(self, *, buffer):
+        super().__init__()
+        if buffer:
+            self.register_buffer("mean", torch.zeros(()))
+        else:
+            self.mean = torch.zeros(())
+
+    def forward(self, x):
+        self.mean = 0.5 * self.mean + x.detach().mean()
+        return x + self.mean
+
+
+class CountsDeep(nn.Module):
+    """Counts its calls where only a look into its attributes finds it."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(calls=[0])
+
+    def forward(self, x):
+        self.config.calls[0] += 1
+        return x * self.config.calls[0]
+
+
+class Appends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(x.detach())
+        return x / len(self.seen)
+
+
+@pytest.mark.parametrize(
+    "layer", [partial(Replaces, buffer=True), partial(Replaces, buffer=False), CountsDeep, Appends], ids=str
+)
+def test_what_a_graph_would_do_only_once_is_refused(layer):
+    stages = network(3)
+    stages[1].append(layer())
+    before = tensors(stages[1], stages[2])
+    with pytest.raises(fw.StageError, match=r"of stages\[1\] .*in forward, which a CUDA graph would do only once"):
+        trainer(stages, "pipedream", runtime="graph").fit(even(), max_steps=20)
+    assert same_bits(before, tensors(stages[1], stages[2]))
+
+
+class InPlace(nn.Module):
+    """Has a mean of its own that is no buffer, and weights that it clips."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.mean = nn.Parameter(torch.ones(3)), torch.zeros(())
+
+    def forward(self, x):
+        self.mean.mul_(0.5).add_(x.detach().mean())
+        self.weight.data.mul_(0.999)
+        return x * self.weight + self.mean
+
+
+def with_last(layer, k=3):
+    stages = network(k)
+    stages[-1].append(layer)
+    return stages
+
+
+def test_tensors_that_are_no_buffers_change_once_a_batch():
+    assert_same(*(trained("pipedream", runtime, stages=with_last(InPlace())) for runtime in BOTH))
+
+
+class Reversible(torch.autograd.Function):
+    """Runs its layer again in the backward."""
+
+    @staticmethod
+    def forward(ctx, x, layer, *weights):
+        ctx.save_for_backward(x)
+        ctx.layer = layer
+        return layer(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            weights = [ctx.layer.weight, ctx.layer.bias]
+            out = ctx.layer(x)
+        gx, *found = torch.autograd.grad(out, [x, *weights], gradient)
+        return gx, None, *found
+
+
+class Again(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return Reversible.apply(x, self.layer, self.layer.weight, self.layer.bias)
+
+
+@pytest.mark.parametrize("method", ["pipedream", "dsp"])
+def test_a_backward_that_runs_a_layer_again_finds_the_weights_of_its_forward(method):
+    def stages():
+        found = network(3)
+        found[0].insert(0, Again())
+        return found
+
+    assert_same(*(trained(method, runtime, stages=stages()) for runtime in BOTH))
+
+
+def test_inputs_without_memory_of_their_own():
+    loader = [(x[:1].expand(9, 6), y) for x, y in batches(30, small=9)]
+    assert_same(*(trained("pipedream", runtime, loader=loader) for runtime in BOTH))
+
+
+def test_a_number_in_the_input_is_told_from_another_type():
+    class Adds(nn.Module):
+        def forward(self, pair):
+            x, number = pair if type(pair) is tuple else (pair, 1)
+            return x + (1 if number is True else 2)
+
+    loader = [((x, True if i % 3 else 1), y) for i, (x, y) in enumerate(even())]
+    results = []
+    for runtime in BOTH:
+        stages = network(3)
+        stages[0].insert(0, Adds())
+        results.append(trained("pipedream", runtime, loader=loader, stages=stages))
+    assert_same(*results)
+
+
+def changed(change, runtime, **options):
+    """Train, and let a callback change something after the first epoch."""
+    stages = network(3)
+    made = trainer(stages, "pipedream", runtime=runtime, **options)
+    made.fit(even(), epochs=3, callbacks=[lambda end: change(made) if end.record.epoch == 0 else None])
+    return tensors(*stages)
+
+
+def momentum(made):
+    for group in made.optimizers[0].param_groups:
+        group["momentum"] = 0.5
+
+
+def size(made):
+    for group in made.optimizers[1].param_groups:
+        group["lr"] = 0.01
+
+
+def state_in_place(made):
+    for state in made.optimizers[0].state.values():
+        state["momentum_buffer"].zero_()
+
+
+@pytest.mark.parametrize("change", [momentum, size, state_in_place])
+def test_changes_by_callbacks_are_followed(change, repeated):
+    assert same_bits(*(changed(change, runtime) for runtime in BOTH))
+    assert repeated
+
+
+def test_an_optimizer_state_in_another_place_is_refused():
+    with pytest.raises(ValueError, match=r"the optimizer state of stages\[0\] was replaced during a fit"):
+        changed(lambda made: made.optimizers[0].load_state_dict(deepcopy(made.optimizers[0].state_dict())), "graph")
+
+
+def test_hooks_of_all_optimizers_are_called():
+    calls = []
+    handle = register_optimizer_step_pre_hook(lambda optimizer, *_: calls.append(optimizer))
+    try:
+        for runtime in BOTH:
+            calls.clear()
+            trained("pipedream", runtime)
+            assert len(calls) == 2 * 41 * 3
+    finally:
+        handle.remove()
+
+
+def test_weights_in_double_precision():
+    double = [(x.double(), y) for x, y in even()]
+    results = []
+    for runtime in BOTH:
+        stages = [stage.double() for stage in network(3)]
+        trainer(stages, "pipedream", runtime=runtime, scheduler=COSINE).fit(double, epochs=2)
+        results.append(tensors(*stages))
+    assert same_bits(*results)

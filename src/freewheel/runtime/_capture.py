@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._functorch import config as compiling
 
+from freewheel._plain import is_plain
 from freewheel._trees import tensors_of
 from freewheel.plan import Unit
 from freewheel.runtime._captured import CapturedCall
@@ -31,11 +31,11 @@ from freewheel.runtime._fixed import StepSizes, fingerprint_of, may_capture_upda
 from freewheel.runtime._places import FixedTree, Form, Recorded, forms_of, is_dense
 from freewheel.runtime._recording import recording
 from freewheel.runtime._repeat import Script
+from freewheel.runtime._warm_up import held_by, leaving_no_trace
 from freewheel.stage import Launcher, NotYetError, SeededDraws, Stage, has_state
 
 T = TypeVar("T")
 FORMS = 4  # of batches that are captured; further ones are computed as on other runtimes
-_PLAIN = (int, float, bool, str)
 
 
 class CapturingLauncher(Launcher):
@@ -80,8 +80,11 @@ class CapturingLauncher(Launcher):
         self._inputs, self._targets, self._on_loss = inputs, targets, on_loss
 
     def check_unchanged(self) -> None:
-        """Reject a module that has been changed since its forwards were captured."""
+        """Reject a stage that has been changed since its functions were captured."""
         self._fingerprint.check_same(fingerprint_of(self._stage), self._stage.index)
+        for calls in self._calls.values():
+            for call in calls:
+                call.check_unchanged(self._stage.index)
 
     def close(self) -> None:
         """Free all graphs and what they refer to, which is kept alive by autograd's cycles otherwise."""
@@ -183,7 +186,7 @@ class CapturingLauncher(Launcher):
 
     def _may_capture(self, name: str, unit: Unit, arguments: Sequence[Any], fed: Sequence[Any]) -> bool:
         """Whether a function of these arguments can be repeated, and is likely to be."""
-        if not all(_is_plain(a) or a in self.recorded for a in arguments):
+        if not all(is_plain(a) or a in self.recorded for a in arguments):
             return False
         if name == "update":  # the first one makes the state of the optimizer
             dense = all(t.layout is torch.strided for t in tensors_of(arguments))
@@ -208,12 +211,12 @@ class CapturingLauncher(Launcher):
         if name != "update" and kind not in self._drawn:  # an update cannot be called twice; the one before is known
             self._warm_up(kind, call)
         try:
-            return CapturedCall(arguments, fixed, *self._record(kind, place, call))
+            return CapturedCall(arguments, fixed, held_by(self._stage), *self._record(kind, place, call))
         except NotYetError:
             if name == "update":
                 raise
         self._warm_up(kind, call)  # the second call draws less than the first, which has found out what is used twice
-        return CapturedCall(arguments, fixed, *self._record(kind, place, call))
+        return CapturedCall(arguments, fixed, held_by(self._stage), *self._record(kind, place, call))
 
     def _record(
         self, kind: tuple[str, tuple[Form, ...]], place: tuple[int, int], call: Callable[[], Any]
@@ -239,20 +242,18 @@ class CapturingLauncher(Launcher):
 
         Libraries are loaded by the first call, and what the stage detects in its first batch is known after it.
         """
-        before, self.warms_up = fingerprint_of(self._stage), True
+        self.warms_up = True
         try:
-            # The function is called again: a compiled backward may not reuse the memory of what was saved for it.
-            kept = compiling.patch(donated_buffer=False)
-            with self._stage.discards(self._stage.module), kept, self._recorded_draws(kind):
+            with leaving_no_trace(self._stage), self._recorded_draws(kind):
                 call()
         finally:
             self.warms_up = False
-        before.check_repeatable(fingerprint_of(self._stage), self._stage.index)
 
     def kept(self, tensor: Tensor) -> Tensor:
         """Return a copy: the next batch of the slot has its result there."""
-        self._kept[id(tensor)] = tensor
-        self._script.note(self._keep_again, id(tensor), self._forwarded - self._script.batch)
+        if tensor in self.recorded:
+            self._kept[id(tensor)] = tensor
+            self._script.note(self._keep_again, id(tensor), self._forwarded - self._script.batch)
         return tensor.clone()
 
     def _keep_again(self, key: int, ahead: int) -> None:
@@ -297,8 +298,3 @@ class CapturingLauncher(Launcher):
             raise NotYetError
         with self._sizes.on_device(scale):
             yield
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value cannot change."""
-    return value is None or type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))

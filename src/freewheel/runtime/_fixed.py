@@ -4,61 +4,85 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from operator import itemgetter
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import optimizer as optim  # pyright: ignore[reportAttributeAccessIssue]
 
+from freewheel._plain import is_plain, is_same
 from freewheel.stage import Stage, tensors_of
 
 FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)  # whose steps can be captured with the same bits
-_PLAIN = (int, float, bool, str, type(None))
+# What `nn.Module` itself keeps in its attributes, other than hooks.
+_OF_TORCH = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_flat_weights", "_flat_weight_refs")
+DEPTH = 3  # of the attributes of attributes that are looked at
+WIDTH = 1000  # of the items of a list that are looked at
+
+
+class NotCapturedError(ValueError):
+    """Raised for a function that cannot be captured."""
 
 
 class Fingerprint(NamedTuple):
-    """The places of a stage's tensors, and its modules' settings."""
+    """The places of a stage's tensors, and its settings by name."""
 
     weights: tuple[Any, ...]
-    settings: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
+    settings: dict[str, Any]
+
+    def changed(self, after: Fingerprint) -> str:
+        """Return the first setting that is not the same afterwards."""
+        names = [*self.settings, *after.settings.keys() - self.settings.keys()]
+        return next((n for n in names if not is_same(self.settings.get(n), after.settings.get(n))), "")
 
     def check_same(self, after: Fingerprint, stage: int) -> None:
         """Reject a stage that was changed from outside while it was trained."""
-        if self == after:
-            return
-        found = (
-            f"{a} of module {n!r}"
-            for (n, old), (_, new) in zip(self.settings, after.settings)
-            for a, _ in set(new) - set(old)
-        )
-        what = next(found, "the memory of a weight")
-        raise ValueError(
-            f"{what} of stages[{stage}] has changed during a fit, which CUDA graphs do not see: call fit once for each "
-            "setting"
-        )
-
-    def check_repeatable(self, after: Fingerprint, stage: int) -> None:
-        """Reject a module that has changed numbers of its own in a forward."""
-        for (name, before), (_, now) in zip(self.settings, after.settings):
-            for attribute, value in now:
-                if (attribute, value) not in before:
-                    raise ValueError(
-                        f"module {name!r} of stages[{stage}] sets its attribute {attribute!r} in forward, which a CUDA "
-                        "graph would do only once: make it a buffer and change that in place, or use runtime='threads'"
-                    )
+        changed = self.changed(after) or ("" if self.weights == after.weights else "the memory of a weight")
+        if changed:
+            raise ValueError(
+                f"{changed} of stages[{stage}] has changed during a fit, which CUDA graphs do not see: call fit once "
+                "for each setting"
+            )
 
 
 def fingerprint_of(stage: Stage) -> Fingerprint:
     """Return what must not change between a capture and a replay."""
-    tensors = tensors_of(stage.module).values()
-    return Fingerprint(
-        tuple((t.data_ptr(), t.shape, t.stride(), t.requires_grad) for t in tensors),
-        tuple((name, _settings(module)) for name, module in stage.module.named_modules()),
-    )
+    tensors, optimizer = tensors_of(stage.module).values(), stage.optimizer
+    settings: dict[str, Any] = {}
+    for name, module in stage.module.named_modules():
+        settings |= _settings(f"{name}.", vars(module), DEPTH)
+    if optimizer is not None:
+        settings["the step hooks"] = len(_step_hooks(optimizer))
+    hooks = tuple(len(p._backward_hooks or ()) for p in stage.module.parameters())
+    return Fingerprint((*((t.data_ptr(), t.shape, t.stride(), t.requires_grad) for t in tensors), hooks), settings)
 
 
-def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, value) for name, value in vars(module).items() if type(value) in _PLAIN)
+def _settings(prefix: str, attributes: dict[Any, Any], depth: int) -> dict[str, Any]:
+    """Return the plain values among attributes, and among what these consist of."""
+    found: dict[str, Any] = {}
+    for key, value in attributes.items():
+        name = f"{prefix}{key}"
+        if is_plain(value):
+            found[name] = value
+        elif isinstance(value, (Tensor, nn.Module, type, ModuleType)) or not depth or key in _OF_TORCH:
+            continue
+        elif isinstance(value, (list, tuple, set, frozenset, dict)):
+            found[f"the length of {name}"] = len(value)
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            found |= _settings(f"{name}.", dict(islice(items, WIDTH)), depth - 1)
+        elif not callable(value):
+            found |= _settings(f"{name}.", getattr(value, "__dict__", {}), depth - 1)
+    return found
+
+
+def _step_hooks(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return the hooks that are called in every step of an optimizer."""
+    of_all = optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks
+    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return [hook for hooks in (*of_all, *own) for hook in hooks.values()]
 
 
 def may_capture_updates(stage: Stage) -> bool:
@@ -69,7 +93,8 @@ def may_capture_updates(stage: Stage) -> bool:
     groups = optimizer.param_groups
     if not all(p.is_floating_point() for group in groups for p in group["params"]):
         return False
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+    # The step size on the device is a float32.
+    if any(p.dtype is torch.float64 for group in groups for p in group["params"]) or _step_hooks(optimizer):
         return False
     if any(isinstance(group["lr"], Tensor) or group["differentiable"] for group in groups):
         return False
@@ -77,9 +102,12 @@ def may_capture_updates(stage: Stage) -> bool:
 
 
 def has_form_of_device(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step is made in the form that can read its size on the device."""
-    sgd = type(optimizer) is torch.optim.SGD
-    return all(group["fused"] or (sgd and group["foreach"]) for group in optimizer.param_groups)
+    """Whether a step is made in a form that has the same bits with its size on the device.
+
+    The fused form of SGD reads a size on the device as a float32, and one of the host as a float64.
+    """
+    form = "foreach" if type(optimizer) is torch.optim.SGD else "fused"
+    return all(group[form] for group in optimizer.param_groups)
 
 
 class StepSizes:
@@ -92,11 +120,20 @@ class StepSizes:
         self._values = [float("nan")] * len(self._groups)
         self._read = [itemgetter(*(name for name in group if name not in ("params", "lr"))) for group in self._groups]
         self._settings = [read(group) for read, group in zip(self._read, self._groups)]
+        self._optimizer, self._state = stage.optimizer, _state_of(stage.optimizer)
         self._scale = 1.0
 
     def holds(self) -> bool:
         """Whether all other settings are those of the captured step."""
         return [read(group) for read, group in zip(self._read, self._groups)] == self._settings
+
+    def check_state(self, stage: int) -> None:
+        """Reject an optimizer whose state is at another place than in the captured step."""
+        if _state_of(self._optimizer) != self._state:
+            raise ValueError(
+                f"the optimizer state of stages[{stage}] was replaced during a fit, which CUDA graphs do not see: "
+                "change its tensors in place, or call fit again"
+            )
 
     def fill(self) -> None:
         """Write the step sizes of the next step."""
@@ -119,3 +156,8 @@ class StepSizes:
         finally:
             for group, values in zip(self._groups, before):
                 group.update(values)
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> list[int]:
+    """Return where the state of an optimizer is."""
+    return [id(value) for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]

@@ -47,7 +47,7 @@ class Form(NamedTuple):
         if isinstance(tree, Tensor):
             return cls(Tensor, (_form(tree),))
         leaves, shape = flatten(tree)
-        return cls(shape, tuple([_form(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]))
+        return cls(shape, tuple([_form(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves]))
 
 
 def _form(tensor: Tensor) -> Any:
@@ -88,9 +88,10 @@ def _placed(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor takes little more memory than its elements."""
-    strided = tensor.layout is torch.strided
-    return strided and span(tensor.shape, tensor.stride()) <= SPARSE * max(1, tensor.numel())
+    """Whether a tensor has memory for each of its elements, and little more."""
+    if tensor.layout is not torch.strided or any(n > 1 and not s for n, s in zip(tensor.shape, tensor.stride())):
+        return False
+    return span(tensor.shape, tensor.stride()) <= SPARSE * max(1, tensor.numel())
 
 
 def forms_of(fixed: Sequence[FixedTree]) -> tuple[Form, ...]:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from freewheel.runtime._fixed import NotCapturedError
+
 
 @contextmanager
 def recording(graph: torch.cuda.CUDAGraph, pool: Any, what: str) -> Iterator[None]:
@@ -29,7 +31,7 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Any, what: str) -> Iterator[Non
             graph.capture_end()
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(
+        raise NotCapturedError(
             f"{what} cannot be captured as a CUDA graph ({reason}): use runtime='threads', or leave out what makes the "
             "CPU wait for the GPU or depends on values, such as item(), nonzero() or a mask as an index"
         ) from error

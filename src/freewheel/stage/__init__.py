@@ -33,7 +33,7 @@ from freewheel.stage._recurrent import (
     check_split_along_time as check_split_along_time,
     recurrent_layers as recurrent_layers,
 )
-from freewheel.stage._slots import hooked as hooked
+from freewheel.stage._slots import hooked as hooked, tensor_slots as tensor_slots
 from freewheel.stage._stage import Stage as Stage, Tree as Tree, Verbs as Verbs
 from freewheel.stage._state import (
     has_state as has_state,

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from freewheel._plain import PLAIN, is_same
 from freewheel.stage._code import CompiledCode, CompiledForm, filled, template_of
 from freewheel.stage._hooks import check_no_forward_hooks, check_no_module_hooks, check_not_compiled
 from freewheel.stage._slots import Slot, fill, tensor_slots
@@ -23,7 +24,6 @@ from freewheel.stage._trees import Shape, flatten, tensors_among, unflatten
 Holders = Callable[[], tuple[Sequence[nn.Module], Sequence[dict[Any, Tensor]]]]
 _CACHES = ("_flat_weights", "_flat_weight_refs")  # of `nn.RNNBase`
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
-_PLAIN = (int, float, bool, str, type(None))
 
 
 class ChangedError(ValueError):
@@ -159,11 +159,11 @@ def _setting(value: Any) -> Any:
     """Return what a compiled function depends on: a value or a function, and of anything else its type."""
     if type(value) in (list, tuple):
         return tuple(map(_setting, value))
-    return (type(value), value if type(value) in (*_PLAIN, *_FUNCTIONS) else None)
+    return (type(value), value if type(value) in (*PLAIN, *_FUNCTIONS) else None)
 
 
 def _constant(value: Any, before: Any) -> bool:
     """Whether the value of an attribute says nothing about earlier calls."""
     if isinstance(before, Tensor):
         return before.grad_fn is not None  # every forward computes it
-    return type(value) in _PLAIN and type(value) is type(before) and value == before
+    return type(value) in PLAIN and is_same(value, before)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-_PLAIN = (int, float, bool, str, type(None))
+from freewheel._plain import PLAIN
 
 
 class Settings:
@@ -47,5 +47,5 @@ class Settings:
             )
 
     def _read(self) -> dict[tuple[str, str], Any]:
-        settings = {(n, a): value for n, m in self._modules for a, value in vars(m).items() if type(value) in _PLAIN}
+        settings = {(n, a): value for n, m in self._modules for a, value in vars(m).items() if type(value) in PLAIN}
         return settings | {(name, "requires_grad"): p.requires_grad for name, p in self._parameters}
