@@ -39,6 +39,63 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # -- CUDA graphs, by their stand-in
+    Mutation(
+        "graph-stage-on-another-stream",
+        "runtime/_repeat.py",
+        "            self._end(stage)\n            return",
+        "            return",
+    ),
+    Mutation(
+        "graph-receives-without-an-event",
+        "runtime/_graph.py",
+        "        self._script.do(self._receiver.wait_event, event)\n        if item",
+        "        if item",
+    ),
+    Mutation(
+        "graph-writes-what-is-being-read",
+        "runtime/_capture.py",
+        "script.do(self.stream.wait_event, self.next._read[slot])",
+        "pass",
+    ),
+    Mutation(
+        "graph-one-slot-too-few",
+        "runtime/_graph.py",
+        "    own = max(schedule.delays) + 1\n",
+        "    own = max(schedule.delays)\n",
+    ),
+    Mutation(
+        "graph-step-size-not-written",
+        "runtime/_captured.py",
+        "            script.do(self._sizes.fill)\n",
+        "            self._sizes.fill()\n",
+    ),
+    Mutation(
+        "graph-seeds-not-written",
+        "runtime/_captured.py",
+        "            script.note(self._seed_again, stage, script, unit[0] - script.batch)\n",
+        "",
+    ),
+    Mutation(
+        "graph-settings-of-the-capture",
+        "runtime/_captured.py",
+        "return self._sizes is None or self._sizes.holds()",
+        "return True",
+    ),
+    Mutation(
+        "graph-warm-up-leaves-a-trace",
+        "runtime/_warm_up.py",
+        "        if not torch.equal(tensor, value):",
+        "        if False:",
+    ),
+    Mutation("graph-replaced-tensors-unseen", "runtime/_warm_up.py", "    if replaced:", "    if False:"),
+    Mutation(
+        "graph-any-input-is-repeated",
+        "runtime/_repeat.py",
+        "return not batch.cut and (Form.of(batch.x), Form.of(batch.target)) == self._forms",
+        "return not batch.cut",
+    ),
+    Mutation("graph-repeats-past-an-epoch", "runtime/_repeat.py", "return not batch.cut and (Form", "return (Form"),
     # -- delays and order
     Mutation("delay-one-short", "plan/_streams.py", "if len(pending) > delay:", "if len(pending) >= max(1, delay):"),
     Mutation(

@@ -12,6 +12,9 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import freewheel as fw
+from freewheel.runtime import RuntimeChoice, _auto
+from freewheel.runtime._capture import CapturingLauncher
+from freewheel.runtime._fixed import NotCapturedError
 from freewheel.runtime._repeat import Script
 from rows import OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
 from stand_in import Races, stand_in as stand_in
@@ -191,7 +194,9 @@ def test_what_a_graph_would_do_only_once_is_refused(layer):
     stages = network(3)
     stages[1].append(layer())
     before = tensors(stages[1], stages[2])
-    with pytest.raises(fw.StageError, match=r"of stages\[1\] .*in forward, which a CUDA graph would do only once"):
+    with pytest.raises(
+        fw.StageError, match=r"of stages\[1\] changes in forward, which a CUDA graph would do only once"
+    ):
         trainer(stages, "pipedream", runtime="graph").fit(even(), max_steps=20)
     assert same_bits(before, tensors(stages[1], stages[2]))
 
@@ -332,3 +337,56 @@ def test_weights_in_double_precision():
         trainer(stages, "pipedream", runtime=runtime, scheduler=COSINE).fit(double, epochs=2)
         results.append(tensors(*stages))
     assert same_bits(*results)
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """`auto` chooses the runtime `graph`."""
+    monkeypatch.setattr(_auto, "_on_cores", lambda *_: RuntimeChoice("graph", "all stages are on one GPU"))
+
+
+class Wants(nn.Module):
+    """Has a number of its own, which grows."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+def test_what_cannot_be_captured_is_computed_where_the_runtime_was_not_asked_for(chosen):
+    with pytest.warns(UserWarning, match=r"the forward of stages\[1\] is computed without a CUDA graph") as said:
+        found = trained("pipedream", "auto", stages=with_last(Wants(), k=2))
+    assert len(said) == 1
+    assert_same(trained("pipedream", "simulate", stages=with_last(Wants(), k=2)), found)
+
+
+def test_a_failed_capture_is_computed_where_the_runtime_was_not_asked_for(chosen, monkeypatch):
+    record = CapturingLauncher._record
+
+    def fails(self, kind, place, call):
+        if self._stage.index == 1 and kind[0] == "forward":
+            raise NotCapturedError("it waits for the GPU")
+        return record(self, kind, place, call)
+
+    monkeypatch.setattr(CapturingLauncher, "_record", fails)
+    with pytest.warns(UserWarning, match=r"the forward of stages\[1\] .* takes longer: it waits for the GPU"):
+        found = trained("pipedream", "auto")
+    assert_same(trained("pipedream", "simulate"), found)
+
+
+def test_a_function_that_draws_other_numbers_in_every_call_is_said_to_be_slow():
+    class Alternates(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+
+        def forward(self, x):
+            calls.append(1)
+            return self.layers[len(calls) % 2](x).tanh()
+
+    calls = []
+    with pytest.warns(UserWarning, match="it draws other random numbers in every call") as said:
+        trained("fgd", "graph", stages=with_last(Alternates()), epochs=1)
+    assert len(said) == 1

@@ -14,6 +14,7 @@ runtimes call for every batch, so that it computes the same bits.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -26,30 +27,34 @@ from freewheel._trees import tensors_of
 from freewheel.plan import Unit
 from freewheel.runtime._captured import CapturedCall
 from freewheel.runtime._channels import Channel
-from freewheel.runtime._drawn import Draw, DrawRecorder, Kind, Sources, without_batch
-from freewheel.runtime._fixed import StepSizes, fingerprint_of, may_capture_updates
+from freewheel.runtime._drawing import DrawingLauncher
+from freewheel.runtime._drawn import Sources
+from freewheel.runtime._fixed import NotCapturedError, StepSizes, fingerprint_of, may_capture_updates
 from freewheel.runtime._places import FixedTree, Form, Recorded, forms_of, is_dense
 from freewheel.runtime._recording import recording
 from freewheel.runtime._repeat import Script
 from freewheel.runtime._warm_up import held_by, leaving_no_trace
-from freewheel.stage import Launcher, NotYetError, SeededDraws, Stage, has_state
+from freewheel.stage import NotYetError, Stage, has_state
 
 T = TypeVar("T")
 FORMS = 4  # of batches that are captured; further ones are computed as on other runtimes
 
 
-class CapturingLauncher(Launcher):
+class CapturingLauncher(DrawingLauncher):
     """Captures the computations of a stage and replays them.
 
     Args:
         stage: The stage.
         script: What is launched for each batch.
         recorded: The results of all stages.
+        strict: Whether what cannot be captured is refused; else it is computed without a graph, where that is safe.
     """
 
     fixed = True
 
-    def __init__(self, stage: Stage, script: Script, recorded: Recorded) -> None:
+    def __init__(self, stage: Stage, script: Script, recorded: Recorded, *, strict: bool) -> None:
+        super().__init__()
+        self._strict, self._eager = strict, set[str]()  # the functions that are not captured
         self._stage, self._script, self.recorded = stage, script, recorded
         self._slots = script.slots  # the number of batches that have places in memory
         self.stream = torch.cuda.Stream(stage.device)
@@ -61,11 +66,8 @@ class CapturingLauncher(Launcher):
         self._calls: dict[tuple[str, int, int], list[CapturedCall]] = {}
         self._pools: dict[tuple[int, int], Any] = {}
         self._read: dict[int, torch.cuda.Event] = {}  # when all of a slot's input has been read
-        self._drawn: dict[tuple[str, tuple[Form, ...]], list[Draw]] = {}  # the random numbers of each function
         self._last: dict[int, tuple[Form, ...]] = {}  # of the batch before, by micro-batch
         self._updated = False
-        self._recorder: DrawRecorder | None = None  # while a function is called that may be captured
-        self._sources: Sources | None = None  # while one is captured
         self._sizes: StepSizes | None = None
         self._inputs: Channel | None = None
         self._targets: Channel | None = None
@@ -81,7 +83,8 @@ class CapturingLauncher(Launcher):
 
     def check_unchanged(self) -> None:
         """Reject a stage that has been changed since its functions were captured."""
-        self._fingerprint.check_same(fingerprint_of(self._stage), self._stage.index)
+        if "forward" not in self._eager:
+            self._fingerprint.check_same(fingerprint_of(self._stage), self._stage.index)
         for calls in self._calls.values():
             for call in calls:
                 call.check_unchanged(self._stage.index)
@@ -156,33 +159,38 @@ class CapturingLauncher(Launcher):
             self.caller.wait_stream(self.stream)
         return result
 
-    @contextmanager
-    def _recorded_draws(self, kind: tuple[str, tuple[Form, ...]]) -> Iterator[None]:
-        """Record the random numbers that a function of this kind draws inside the context."""
-        self._recorder = DrawRecorder()
-        try:
-            yield
-            self._drawn[kind] = self._recorder.draws()
-        finally:
-            self._recorder = None
-
     def _captured(
         self, name: str, unit: Unit, function: Callable[..., T], arguments: Sequence[Any], fed: Sequence[Any]
     ) -> CapturedCall | None:
         """Capture a function if it can be, and pays; return None if not."""
         calls = self._calls.setdefault((name, unit[0] % self._slots, unit[1]), [])
-        pays = self._may_capture(name, unit, arguments, fed)
+        pays = name not in self._eager and self._may_capture(name, unit, arguments, fed)
         if pays:
             fixed = [FixedTree(tree, self._stage.device, recorded=tree in self.recorded) for tree in fed]
             try:
                 calls.append(self._capture(name, unit, function, arguments, fixed))
             except NotYetError:  # an update: the optimizer makes a state first, or other tangents are drawn
                 pays = False
+                if name != "update":
+                    self._give_up(name, "it draws other random numbers in every call")
+            except NotCapturedError as error:
+                if self._strict or name == "backward":  # which may have freed its graph
+                    raise
+                pays = False
+                self._give_up(name, str(error))
             self.caller.wait_stream(self.stream)
         self._updated = self._updated or name == "update"
         if name == "forward":
             self._last[unit[1]] = tuple(Form.of(tree) for tree in fed)
         return calls[-1] if pays else None
+
+    def _give_up(self, name: str, reason: str) -> None:
+        """Capture no more functions of this name, and say so."""
+        self._eager.add(name)
+        warnings.warn(
+            f"the {name} of stages[{self._stage.index}] is computed without a CUDA graph, which takes longer: {reason}",
+            stacklevel=2,
+        )
 
     def _may_capture(self, name: str, unit: Unit, arguments: Sequence[Any], fed: Sequence[Any]) -> bool:
         """Whether a function of these arguments can be repeated, and is likely to be."""
@@ -259,32 +267,6 @@ class CapturingLauncher(Launcher):
     def _keep_again(self, key: int, ahead: int) -> None:
         assert self._on_loss is not None
         self._on_loss(self._script.batch + ahead, self._kept[key].clone(), self._size)
-
-    def draws(self, *key: int) -> SeededDraws:
-        """Return random numbers whose seed a replay can set."""
-        if self._sources is not None:
-            return SeededDraws(*key, generator=self._sources.next(Kind.UNIT))
-        draws = SeededDraws(*key)
-        if self._recorder is not None:
-            self._recorder.add(draws)
-        return draws
-
-    def seeded(self, generator: torch.Generator, key: tuple[int, ...]) -> torch.Generator:
-        """Return a generator whose seed a replay can set."""
-        return self._source(Kind.GENERATOR, key) or super().seeded(generator, key)
-
-    def seed(self, device: torch.device, key: tuple[int, ...]) -> Tensor:
-        """Return a seed that a replay can set."""
-        found = self._source(Kind.SEED, key)
-        return super().seed(device, key) if found is None else found
-
-    def _source(self, kind: Kind, key: tuple[int, ...]) -> Any:
-        """Return the source of random numbers in a capture; otherwise record that they are drawn."""
-        if self._sources is not None:
-            return self._sources.next(kind, without_batch(key))
-        if self._recorder is not None:
-            self._recorder.add(Draw(kind, without_batch(key)))
-        return None
 
     @contextmanager
     def sized(self, optimizer: torch.optim.Optimizer, scale: float) -> Iterator[None]:

@@ -153,7 +153,7 @@ def attach(run: Run, script: Script) -> list[CapturingLauncher]:
     """Give every stage a launcher for this run: graphs refer to memory that a stage frees at its end."""
     gc.collect()  # autograd's nodes of earlier runs, which would go on with the streams of these
     recorded = Recorded()
-    made = [CapturingLauncher(stage, script, recorded) for stage in run.stages]
+    made = [CapturingLauncher(stage, script, recorded, strict=run.strict) for stage in run.stages]
     for stage, launcher, following in zip(run.stages, made, [*made[1:], None]):
         stage.launch, launcher.next = launcher, following
     return made

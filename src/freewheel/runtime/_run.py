@@ -64,6 +64,7 @@ class Run:
     spec: RunSpec
     on_cut: Callable[[Cut], bool]  # called with each complete cut; returning True ends the run there
     encode_history: Callable[[Outcome], dict[str, Any]]  # the history that other processes receive in the end
+    strict: bool = True  # whether a runtime that was asked for by name refuses what it would do in another way
 
     def __post_init__(self) -> None:
         self.schedule = self.stages[0].schedule

@@ -105,6 +105,7 @@ class Fit:
             spec,
             on_cut=self._on_cut,
             encode_history=lambda outcome: self._finished(outcome).as_dict(),
+            strict=not self._setup.choice.reason,
         )
         runner = self._setup.method.runner(config.runtime, blueprints)
         writing = self._writer.lock() if self._writer else nullcontext()
