@@ -53,7 +53,7 @@ def fingerprint_of(stage: Stage) -> Fingerprint:
     tensors, optimizer = tensors_of(stage.module).values(), stage.optimizer
     settings: dict[str, Any] = {}
     for name, module in stage.module.named_modules():
-        settings |= _settings(f"{name}.", vars(module), DEPTH)
+        settings |= _settings(f"{name}." if name else "", vars(module), DEPTH)
     if optimizer is not None:
         settings["the step hooks"] = len(_step_hooks(optimizer))
     hooks = tuple(len(p._backward_hooks or ()) for p in stage.module.parameters())
