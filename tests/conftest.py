@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-import os
-from multiprocessing import forkserver
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 from freewheel._bfloat16 import UNSUPPORTED, cpu_bfloat16_works
 
-collect_ignore = ["conftest.py", "startup"]  # the latter is for worker processes
+collect_ignore = ["conftest.py"]
 
 # A loaded machine is slow, which is no fault of a test. `make test` tries the same examples every time.
 slow_is_fine = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -32,13 +28,3 @@ def cpu_bfloat16():
     """For tests that compute in bfloat16 on the CPU."""
     if not cpu_bfloat16_works():
         pytest.skip(UNSUPPORTED)
-
-
-@pytest.fixture
-def workers(monkeypatch):
-    """Worker processes that can import torchvision."""
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parent / "startup"), os.environ.get("PYTHONPATH")]))
-    monkeypatch.setenv("PYTHONPATH", path)
-    forkserver._forkserver._stop()  # one that earlier tests have started has their environment
-    yield
-    forkserver._forkserver._stop()

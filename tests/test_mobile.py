@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from torch import Tensor, nn
 
 import freewheel as fw
 from freewheel import models
-from spread import spread
-from vision import declare_operators
+from freewheel._torchvision import import_torchvision
+from spread import rarely, spread
 
 MOBILE = ("mobilenet-v2", "efficientnet-lite0")
 
@@ -220,8 +221,7 @@ def vision() -> Any:
     """torchvision."""
     if importlib.util.find_spec("torchvision") is None:
         pytest.skip("needs torchvision: pip install 'freewheel[vision]'")
-    declare_operators()
-    return importlib.import_module("torchvision")
+    return import_torchvision("a test")
 
 
 @pytest.mark.parametrize("net", QUARTERS)
@@ -264,6 +264,29 @@ def test_mobilenet_v2_is_that_of_torchvision(vision):
     assert torch.equal(ours(x), original(x))
 
 
+@pytest.mark.parametrize("method", ["pipedream", rarely("hogwild")])
+def test_networks_of_torchvision_in_other_processes(vision, method):
+    """A worker that gets one imports torchvision as this process does."""
+    torch.manual_seed(0)
+    data = [(torch.randn(4, 3, 32, 32), torch.arange(4)) for _ in range(3)]
+    models_of: list[nn.Module] = []
+    for runtime in ("simulate", "processes"):
+        torch.manual_seed(1)
+        stages = models.stages("torchvision/shufflenet_v2_x0_5") if method == "pipedream" else None
+        whole = stages.model if stages else models.build("torchvision/shufflenet_v2_x0_5")
+        made = fw.Trainer(
+            stages or [whole],
+            method=method,
+            loss=nn.functional.cross_entropy,
+            optimizer=partial(torch.optim.SGD, lr=0.01),
+            runtime=runtime,
+        )
+        assert made.fit(data).batches == 3
+        models_of.append(whole)
+    if method == "pipedream":
+        assert all(map(torch.equal, *(model.state_dict().values() for model in models_of)))
+
+
 def test_torchvision_is_asked_for_only_when_it_is_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision.models", None)
     assert "torchvision/resnet18" in models.names(vision=True)
@@ -279,7 +302,9 @@ def test_a_torchvision_for_another_torch_is_named(monkeypatch):
         raise RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setattr(importlib, "import_module", broken)
-    with pytest.raises(RuntimeError, match="does not fit the installed torch"):
+    with pytest.raises(
+        RuntimeError, match=r"does not fit the installed torch \(operator .*\): install the two together"
+    ):
         models.build("torchvision/resnet18")
 
 

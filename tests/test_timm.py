@@ -202,7 +202,7 @@ def test_splits_and_trains(name):
 @pytest.mark.parametrize(
     "name", ["test_resnet", "test_efficientnet", "vit_tiny_patch16_224", "test_vit", "coat_lite_tiny"]
 )
-def test_trains_in_processes(name, workers):
+def test_trains_in_processes(name):
     model, batches = make(name)
     stages = fw.split(model, 3, example=batches[0][0], by="parameters")
     runs = [trained(stages, "pipedream", runtime, batches) for runtime in ("simulate", "processes")]

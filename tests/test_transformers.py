@@ -216,7 +216,7 @@ def test_in_three_stages(name):
         ("llama", "asyncfgd"),
     ],
 )
-def test_in_processes(name, method, workers):
+def test_in_processes(name, method):
     stages, data = cut(name), batches(name)
     assert_equal(trained(stages, data, method, "processes"), trained(stages, data, method))
 

@@ -1,18 +1,13 @@
-"""torchvision, which other libraries import. One built for another device has no operators: those are declared."""
+"""torchvision, which other libraries import, where its operators may not fit the installed torch."""
 
 from __future__ import annotations
 
-import importlib
+from contextlib import suppress
 
-import torch
+from freewheel._torchvision import import_torchvision
 
 
 def declare_operators() -> None:
-    """Declare the operators that torchvision asks for when it is imported, where its own cannot be loaded."""
-    try:
-        importlib.import_module("torchvision")
-    except ImportError:
-        return  # there is none, and nobody will ask
-    except RuntimeError:
-        for name in ("torchvision::nms", "torchvision::qnms"):
-            torch.library.define(name, "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    """Let other libraries import torchvision, if there is one."""
+    with suppress(ModuleNotFoundError):
+        import_torchvision("a test")

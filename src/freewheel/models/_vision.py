@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 from torch import nn
 
 from freewheel._errors import whole_number
+from freewheel._torchvision import import_torchvision
 from freewheel.models._adapt import adapted
 from freewheel.models._check import CHW
 
@@ -39,7 +37,8 @@ def torchvision_net(
     if channels != 3:
         raise ValueError(f"in_shape={in_shape}: the networks of torchvision take 1 or 3 channels, not {channels}")
     classes = whole_number("num_classes", num_classes, least=1)
-    original = _torchvision(net).get_model(net, weights=None, num_classes=classes)
+    what = f"model 'torchvision/{net}'"
+    original = import_torchvision(what, "torchvision.models").get_model(net, weights=None, num_classes=classes)
     *body, (head, classifier) = original.named_children()
     layers.update(body)
     layers.setdefault("avgpool", nn.AdaptiveAvgPool2d(1))
@@ -50,17 +49,3 @@ def torchvision_net(
         if isinstance(module, nn.ReLU | nn.SiLU | nn.Hardswish | nn.Dropout):
             module.inplace = False
     return model
-
-
-def _torchvision(net: str) -> Any:
-    try:
-        return importlib.import_module("torchvision.models")
-    except ImportError:
-        raise ModuleNotFoundError(
-            f"model 'torchvision/{net}' needs torchvision: pip install 'freewheel[vision]'", name="torchvision"
-        ) from None
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"model 'torchvision/{net}': the installed torchvision does not fit the installed torch ({error}): "
-            "install the two together, pip install --upgrade torch 'freewheel[vision]'"
-        ) from None

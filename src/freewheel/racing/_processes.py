@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from freewheel._malloc import keep_freed_memory
+from freewheel._torchvision import packed, unpacked
 from freewheel.racing._interleaving import CALLER, Free, Interleaving, Recorded
 from freewheel.racing._memory import (
     Memory,
@@ -104,7 +105,7 @@ class ProcessPool(Pool):
             recording=self.interleaving.recording,
         )
         memory = self._memories[index // self.groups.workers]
-        arguments = (pickle.dumps(spec), self._theirs[index], memory, self._rows)
+        arguments = (packed(spec), self._theirs[index], memory, self._rows)
         return context.Process(target=_work, args=arguments, name=worker_name(index), daemon=True)
 
     @contextmanager
@@ -212,14 +213,14 @@ def send(connection: Connection, kind: str, value: Any) -> None:
 # ---- in the worker's process ----
 
 
-def _work(packed: bytes, connection: Connection, memory: Memory, rows: Tensor) -> None:
+def _work(arguments: bytes, connection: Connection, memory: Memory, rows: Tensor) -> None:
     """Entry point of a worker process."""
-    run_worker(partial(_serve, packed, connection, memory, rows))
+    run_worker(partial(_serve, arguments, connection, memory, rows))
 
 
-def _serve(packed: bytes, connection: Connection, memory: Memory, rows: Tensor) -> int:
+def _serve(arguments: bytes, connection: Connection, memory: Memory, rows: Tensor) -> int:
     """Handle messages until the connection ends; return the exit code."""
-    spec: WorkerSpec = pickle.loads(packed)
+    spec: WorkerSpec = unpacked(arguments)
     keep_freed_memory()
     torch.set_num_threads(spec.blueprints[0].options.config.threads or 1)
     spec.run.settings.apply()

@@ -14,7 +14,6 @@ of them is left: shared memory has no name, and sockets have no files.
 from __future__ import annotations
 
 import os
-import pickle
 import secrets
 from collections.abc import Sequence
 from functools import partial
@@ -24,6 +23,7 @@ import torch
 
 from freewheel._config import RunConfig
 from freewheel._malloc import keep_freed_memory
+from freewheel._torchvision import packed, unpacked
 from freewheel.runtime._channels import ClosedError
 from freewheel.runtime._errors import LostError
 from freewheel.runtime._generators import seeded
@@ -63,14 +63,14 @@ class Processes(Runtime):
         check_guarded()
         timeout, caller = run.config.timeout, run.size
         states = [stage.state() for stage in run.stages] * run.schedule.replicas
-        packed = [pickle.dumps((*each, run.spec)) for each in zip(run.blueprints, states)]
+        arguments = [packed((*each, run.spec)) for each in zip(run.blueprints, states)]
         store, port = fresh_store(timeout)
         store.set("token", secrets.token_hex(8))
         roles = [*titles(run.schedule), "the caller"]
         context = worker_context()
         workers = [
             context.Process(target=_work, args=(each, rank, roles, port), name=worker_name(rank), daemon=True)
-            for rank, each in enumerate(packed)
+            for rank, each in enumerate(arguments)
         ]
         lead: Lead | None = None
         heartbeat: Heartbeat | None = None
@@ -97,9 +97,9 @@ class Processes(Runtime):
             end_workers(workers)
 
 
-def _work(packed: bytes, rank: int, roles: Sequence[str], port: int) -> None:
+def _work(arguments: bytes, rank: int, roles: Sequence[str], port: int) -> None:
     """The main function of a worker."""
-    run_worker(lambda: _train(rank, roles, port, *pickle.loads(packed)))
+    run_worker(lambda: _train(rank, roles, port, *unpacked(arguments)))
 
 
 def _train(
