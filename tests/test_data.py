@@ -56,6 +56,16 @@ def write_cifar(root: Path) -> Path:
     return folder
 
 
+def write_cifar100(root: Path) -> Path:
+    """A tiny CIFAR-100: three rows to train, two to test, of a coarse label, a fine one and an image."""
+    folder = root / "cifar-100-binary"
+    folder.mkdir()
+    for name, coarse, fine in (("train", (19, 0, 7), (99, 20, 3)), ("test", (4, 19), (0, 55))):
+        rows = [bytes_of(*coarse).view(-1, 1), bytes_of(*fine).view(-1, 1), pixels(len(fine), 3072, seed=len(fine))]
+        (folder / f"{name}.bin").write_bytes(bytes(torch.cat(rows, dim=1).flatten().tolist()))
+    return folder
+
+
 # ---- readers ----
 
 
@@ -117,6 +127,42 @@ def test_a_broken_mnist_is_refused_in_one_line(tmp_path, name, content, message)
         data.load("mnist", root=tmp_path)
     assert message in str(caught.value)
     assert str(raw) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_cifar100_is_read_exactly_with_fine_or_coarse_labels(tmp_path):
+    file = write_cifar100(tmp_path) / "train.bin"
+    images, fine = data.read_cifar100(file)
+    assert torch.equal(images, pixels(3, 3072, seed=3).view(3, 3, 32, 32))
+    assert fine.tolist() == [99, 20, 3]
+    assert data.read_cifar100(str(file), labels="coarse")[1].tolist() == [19, 0, 7]
+    for labels, classes, test in ((None, 100, [0, 55]), ("coarse", 20, [4, 19])):
+        loaded = data.load("cifar100", root=tmp_path, labels=labels, batch_size=2)
+        assert (loaded.classes, loaded.in_shape, loaded.test.labels.tolist()) == (classes, (3, 32, 32), test)
+        assert len(loaded.train.transform.transforms) == 3  # crops and flips are its default
+        mean = torch.tensor([0.5071, 0.4865, 0.4409]).view(3, 1, 1)
+        std = torch.tensor([0.2673, 0.2564, 0.2762]).view(3, 1, 1)
+        expected = (pixels(2, 3072, seed=2).view(2, 3, 32, 32) / 255 - mean) / std
+        torch.testing.assert_close(next(iter(loaded.test))[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("train.bin", None, "train.bin is missing: put a file of the binary version of CIFAR-100 there"),
+        ("test.bin", bytes(3073), "is truncated: it has 3073 bytes, not a multiple of a row's 3074"),
+        ("test.bin", bytes([20, 0]) + bytes(3072), "contains the label 20: labels must be from 0 to 19"),
+        ("train.bin", bytes([0, 100]) + bytes(3072), "contains the label 100: labels must be from 0 to 99"),
+    ],
+)
+def test_a_broken_cifar100_is_refused_in_one_line(tmp_path, name, content, message):
+    folder = write_cifar100(tmp_path)
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    with pytest.raises(FileNotFoundError if content is None else ValueError) as caught:
+        data.load("cifar100", root=tmp_path)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -255,6 +301,8 @@ def test_augmentation_repeats_with_the_epoch():
         (lambda: data.load("digits", classes=10), ValueError, "classes is only for 'synthetic'"),
         (lambda: data.load("synthetic", augment=True), ValueError, "'synthetic' has no augmentation"),
         (lambda: data.load("digits-rows", augment=True), ValueError, "'digits-rows' has no augmentation"),
+        (lambda: data.load("cifar10", labels="fine"), ValueError, "labels is only for 'cifar100': leave it out"),
+        (lambda: data.load("cifar100", labels="rough"), ValueError, "unknown labels 'rough': (known: coarse, fine)"),
         (lambda: data.load("digits-rows", steps=8), ValueError, "steps is only for 'text' and 'imdb'"),
         (lambda: data.load("text", shape=(8,)), ValueError, "shape is only for 'synthetic': leave it out"),
         (lambda: data.load("text"), ValueError, "data set 'text' is read from a file: pass root=, a text file"),
@@ -473,4 +521,5 @@ def test_data_is_frozen():
 
 
 def test_names_are_those_that_load_knows():
-    assert data.names() == ("digits", "digits-rows", "mnist", "fashion-mnist", "cifar10", "text", "imdb", "synthetic")
+    images = ("digits", "digits-rows", "mnist", "fashion-mnist", "cifar10", "cifar100")
+    assert data.names() == (*images, "tiny-imagenet", "imagenet", "folder", "text", "imdb", "synthetic")

@@ -116,6 +116,9 @@ def _load(options: TrainOptions) -> Data:
             test_limit=options.test_limit,
             steps=options.steps,
             words=options.words,
+            labels=options.labels,
+            size=options.size,
+            workers=options.workers,
         )
     except ValueError as error:
         raise ValueError(str(error).replace("pass root=", "give --data-root")) from error

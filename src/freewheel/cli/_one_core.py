@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from freewheel._cores import intra_op_threads
 from freewheel.cli._job import Job
-from freewheel.data import TensorLoader
+from freewheel.data import Loader
 
 WARM_UP = 3
 LEAST_BATCHES = 10
@@ -41,13 +41,13 @@ class OneCore:
     def epoch_seconds(self) -> float:
         """The time of an epoch: training on all samples, then evaluation on the test samples."""
         data = self._job.data
-        batches = len(data.train.images) / _size(data.train), len(data.test.images) / _size(data.test)
+        batches = data.train.samples / _size(data.train), data.test.samples / _size(data.test)
         return batches[0] * median(self.training) + batches[1] * median(self.scoring)
 
     @property
     def images_per_second(self) -> float:
         """Training samples over the time of an epoch."""
-        return len(self._job.data.train.images) / self.epoch_seconds
+        return self._job.data.train.samples / self.epoch_seconds
 
     def as_dict(self) -> dict[str, Any]:
         """The result, as plain data."""
@@ -89,7 +89,7 @@ class OneCore:
             self.scoring += time_batches(score, test_loader, seconds=SECONDS / 4)
 
 
-def time_batches(work: Callable[[Batch], None], loader: TensorLoader, *, seconds: float) -> list[float]:
+def time_batches(work: Callable[[Batch], None], loader: Loader, *, seconds: float) -> list[float]:
     """The time of each full batch, fetching included, after a warm-up."""
     times: list[float] = []
     batches = endless(loader)
@@ -105,11 +105,11 @@ def time_batches(work: Callable[[Batch], None], loader: TensorLoader, *, seconds
     return times
 
 
-def endless(loader: TensorLoader) -> Iterator[Batch]:
+def endless(loader: Loader) -> Iterator[Batch]:
     """The batches of epoch 0, 1, 2 and so on; the position of the loader itself does not change."""
     for epoch in count():
         yield from loader.epoch(epoch)
 
 
-def _size(loader: TensorLoader) -> int:
-    return min(loader.batch_size, len(loader.images))
+def _size(loader: Loader) -> int:
+    return min(loader.batch_size, loader.samples)

@@ -15,7 +15,18 @@ from torch import nn
 from freewheel._errors import of_type
 from freewheel.runtime import Reader
 
-DATA_ONLY = ("data_root", "limit", "test_limit", "augment", "steps", "words", "batch_size")  # for named data sets
+DATA_ONLY = (  # for named data sets
+    "data_root",
+    "limit",
+    "test_limit",
+    "augment",
+    "labels",
+    "size",
+    "workers",
+    "steps",
+    "words",
+    "batch_size",
+)
 MODEL_ONLY = ("resize", "hidden")  # for named networks
 
 

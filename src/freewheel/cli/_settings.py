@@ -26,7 +26,7 @@ from freewheel.methods import Method, Pipeline
 from freewheel.runtime import RUNTIMES, check_started, is_one_of_several, is_started, rank_and_size
 
 SCHEDULES = ("cosine", "constant")
-AT_LEAST_1 = ("epochs", "stages", "replicas", "threads", "limit", "test_limit", "resize", "hidden")
+AT_LEAST_1 = ("epochs", "stages", "replicas", "threads", "limit", "test_limit", "size", "resize", "hidden")
 
 
 @dataclass(frozen=True, kw_only=True)

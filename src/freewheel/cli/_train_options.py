@@ -35,13 +35,23 @@ class TrainOptions:
         declare(
             DATA,
             "NAME",
-            "digits, digits-rows, mnist, fashion-mnist, cifar10, text, imdb, synthetic, or FILE.py:FUNCTION.",
+            "digits, digits-rows, mnist, fashion-mnist, cifar10, cifar100, tiny-imagenet, imagenet, folder (of "
+            "images), text, imdb, synthetic, or FILE.py:FUNCTION.",
         ),
     ] = "digits"
     data_root: Annotated[Path | None, declare(DATA, "DIR", "Folder with the files; digits needs none.")] = None
     limit: Annotated[int | None, declare(DATA, "N", "Train on the first N samples only.")] = None
     test_limit: Annotated[int | None, declare(DATA, "N", "Test on the first N test samples only.")] = None
-    augment: Annotated[bool | None, declare(DATA, "", "Random crops and flips; default: only for cifar10.")] = None
+    augment: Annotated[
+        bool | None, declare(DATA, "", "Random crops and flips; default: for CIFAR and the image folders only.")
+    ] = None
+    labels: Annotated[str | None, declare(DATA, "KIND", "fine or coarse labels of cifar100; default: fine.")] = None
+    size: Annotated[
+        int | None, declare(DATA, "N", "Make NxN images of the files of imagenet and folder; default: 224.")
+    ] = None
+    workers: Annotated[
+        int | None, declare(DATA, "N", "Processes that read imagenet and folder; default: 4; they change no batch.")
+    ] = None
     steps: Annotated[
         int | None, declare(DATA, "N", "Sequence length; default: 64 characters for text, 200 words for imdb.")
     ] = None

@@ -1,4 +1,4 @@
-"""Readers of the MNIST (idx) and CIFAR-10 (binary) file formats.
+"""Readers of the MNIST (idx), CIFAR-10 and CIFAR-100 (binary) file formats.
 
 The magic number, size and labels of a file are checked.
 """
@@ -13,11 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from freewheel._errors import one_of
+
 # An idx file begins with two zero bytes, the type of its items (8: unsigned byte) and its number of
 # dimensions, followed by a big-endian 32-bit size for each dimension and the items.
 _IDX_BYTE = 8
 
 _CIFAR_SHAPE = (3, 32, 32)
+CIFAR100_LABELS = {"coarse": 20, "fine": 100}  # the label bytes of a row, in this order, and their classes
 
 
 def _read_bytes(path: Path, *, wanted: str) -> bytearray:
@@ -127,10 +130,42 @@ def read_cifar10(path: Path | str) -> tuple[Tensor, Tensor]:
         >>> images.shape, labels
         (torch.Size([1, 3, 32, 32]), tensor([3]))
     """
-    path = Path(path)
-    content = _read_bytes(path, wanted="a batch of the binary version of CIFAR-10")
-    row = 1 + math.prod(_CIFAR_SHAPE)
+    labels, images = _read_cifar(Path(path), 1, wanted="a batch of the binary version of CIFAR-10")
+    return images, _check_labels(Path(path), labels[:, 0], 10)
+
+
+def read_cifar100(path: Path | str, *, labels: str = "fine") -> tuple[Tensor, Tensor]:
+    """Read `train.bin` or `test.bin` of the binary version of CIFAR-100: rows of two label bytes and 3072 pixel bytes.
+
+    Args:
+        path: the file.
+        labels: which of the two labels to return, `"fine"` for the 100 classes or `"coarse"` for their 20 superclasses.
+
+    Returns:
+        uint8 images of (count, 3, 32, 32), and int64 labels.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "test.bin"
+        ...     _ = file.write_bytes(bytes([11, 98]) + bytes(3072))
+        ...     read_cifar100(file)[1], read_cifar100(file, labels="coarse")[1]
+        (tensor([98]), tensor([11]))
+    """
+    one_of("labels", labels, CIFAR100_LABELS)
+    both, images = _read_cifar(Path(path), len(CIFAR100_LABELS), wanted="a file of the binary version of CIFAR-100")
+    checked = {
+        kind: _check_labels(Path(path), column, classes)
+        for (kind, classes), column in zip(CIFAR100_LABELS.items(), both.unbind(1))
+    }
+    return images, checked[labels]
+
+
+def _read_cifar(path: Path, labels: int, *, wanted: str) -> tuple[Tensor, Tensor]:
+    """The label bytes and the images of a file of rows."""
+    content = _read_bytes(path, wanted=wanted)
+    row = labels + math.prod(_CIFAR_SHAPE)
     if len(content) % row:
         raise ValueError(f"{path} is truncated: it has {len(content)} bytes, not a multiple of a row's {row}")
     rows = torch.frombuffer(content, dtype=torch.uint8).view(-1, row)
-    return rows[:, 1:].reshape(-1, *_CIFAR_SHAPE), _check_labels(path, rows[:, 0], 10)
+    return rows[:, :labels], rows[:, labels:].reshape(-1, *_CIFAR_SHAPE)

@@ -13,14 +13,16 @@ from torch import Tensor
 
 from freewheel._devices import find_device
 from freewheel._errors import of_type, unknown, whole_number
-from freewheel.data._loader import TensorLoader
+from freewheel.data._folders import FOLDERS
+from freewheel.data._loader import Loader
 from freewheel.data._reviews import reviews
 from freewheel.data._sources import IMAGES, DataSet, synthetic
 from freewheel.data._text import text
-from freewheel.data._transform import Compose, Transform
+from freewheel.data._transform import Transform
 
 DATA_SETS: dict[str, DataSet] = {
     **IMAGES,
+    **FOLDERS,
     "text": DataSet(read=text, options=("steps",)),
     "imdb": DataSet(read=reviews, options=("steps", "words", "limits")),
     "synthetic": DataSet(read=synthetic, options=("shape", "classes", "limits", "seed")),
@@ -38,21 +40,23 @@ class Data:
         classes: number of classes; labels run from 0 to `classes` - 1.
         in_shape: channels, height and width of an image; steps and features of a sequence, or only its steps.
         vocabulary: the characters of `text` or the words of `imdb`, by their index.
+        class_names: the names of the classes by their label, where the data set is folders with such names.
     """
 
     name: str
-    train: TensorLoader
-    test: TensorLoader
+    train: Loader
+    test: Loader
     classes: int
     in_shape: tuple[int, ...]
     vocabulary: str | tuple[str, ...] = ""
+    class_names: tuple[str, ...] = ()
 
     @property
     def description(self) -> str:
         """What there is of it, in words."""
-        shape, count = "x".join(map(str, self.in_shape)), f"{len(self.train.images):,} {self.things} to train"
-        test, device = f"{len(self.test.images):,} to test", self.train.images.device
-        place = "" if device.type == "cpu" else f", on {device} ({self.nbytes / 1e6:,.0f} MB)"
+        shape, count = "x".join(map(str, self.in_shape)), f"{self.train.samples:,} {self.things} to train"
+        test, device = f"{self.test.samples:,} to test", self.train.device
+        place = "" if device.type == "cpu" or not self.nbytes else f", on {device} ({self.nbytes / 1e6:,.0f} MB)"
         batches = f"batches of {self.train.batch_size}"
         return f"{self.name}: {count}, {test}, {shape}, {self.classes} classes, {batches}{place}"
 
@@ -61,8 +65,8 @@ class Data:
         """What there is of it, as plain data."""
         return {
             "name": self.name,
-            "train": len(self.train.images),
-            "test": len(self.test.images),
+            "train": self.train.samples,
+            "test": self.test.samples,
             "classes": self.classes,
             "shape": self.in_shape,
         }
@@ -74,9 +78,8 @@ class Data:
 
     @property
     def nbytes(self) -> int:
-        """The memory of all samples."""
-        loaders = (self.train, self.test)
-        return sum(tensor.nbytes for each in loaders for tensor in (each.images, each.labels))
+        """The memory of all samples, where they are held in memory."""
+        return self.train.nbytes + self.test.nbytes
 
     def to(self, device: str | torch.device) -> Data:
         """The same data on a device, where batches are made, too: they are the same bit for bit."""
@@ -97,7 +100,7 @@ def names() -> tuple[str, ...]:
 
     Example:
         >>> names()
-        ('digits', 'digits-rows', 'mnist', 'fashion-mnist', 'cifar10', 'text', 'imdb', 'synthetic')
+        ('digits', 'digits-rows', 'mnist', 'fashion-mnist', 'cifar10', 'cifar100', ..., 'imdb', 'synthetic')
     """
     return tuple(DATA_SETS)
 
@@ -115,26 +118,36 @@ def load(
     classes: int | None = None,
     steps: int | None = None,
     words: int | None = None,
+    labels: str | None = None,
+    size: int | None = None,
+    workers: int | None = None,
     device: str | torch.device = "cpu",
 ) -> Data:
     """Load a data set by name. Nothing is downloaded.
 
     Args:
         name: one of `names()`, in any case. `digits` comes with scikit-learn, and `digits-rows` is the same as
-            sequences of rows; `mnist`, `fashion-mnist` and `cifar10` are read from `root`/MNIST/raw,
-            `root`/FashionMNIST/raw (idx files, plain or .gz) and `root`/cifar-10-batches-bin (the binary
-            version); `text` is a text file, with the next character as target at every step; `imdb` is reviews,
-            `root`/imdb/train.jsonl and test.jsonl, with one of two classes each; `synthetic` is generated.
+            sequences of rows; `mnist`, `fashion-mnist`, `cifar10` and `cifar100` are read from `root`/MNIST/raw,
+            `root`/FashionMNIST/raw (idx files, plain or .gz), `root`/cifar-10-batches-bin and
+            `root`/cifar-100-binary (the binary versions); `tiny-imagenet` from `root`/tiny-imagenet-200, into memory;
+            `imagenet` from `root`/imagenet, and `folder` from `root`, image by image, with `train` and `val` that have
+            a folder for each class; `text` is a text file, with the next character as target at every step; `imdb` is
+            reviews, `root`/imdb/train.jsonl and test.jsonl, with one of two classes each; `synthetic` is generated.
         root: the folder of the files, or a text file.
         batch_size: images per batch, of both loaders.
         seed: determines the order and the augmentation, and the images of `synthetic`.
-        augment: random crops, and flips where a mirrored image has the same class. By default only for `cifar10`.
+        augment: random crops, and flips where a mirrored image has the same class. By default for
+            `cifar10`, `cifar100`, `tiny-imagenet`, `imagenet` and `folder`; the last two take a random part of an
+            image and resize it.
         train_limit: use at most this many training images, the first ones; for `synthetic`, generate this many (1024).
         test_limit: the same for the test images (256).
         shape: channels, height and width of a `synthetic` image; by default (3, 32, 32).
         classes: number of classes of `synthetic`; by default 10.
         steps: characters in a sequence of `text`, by default 64; words in one of `imdb`, by default 200.
         words: size of the vocabulary of `imdb`; by default 20,000.
+        labels: the labels of `cifar100`, `fine` (100 classes, the default) or `coarse` (20).
+        size: rows and columns of an image of `imagenet` and `folder`; by default 224.
+        workers: processes that read the images of `imagenet` and `folder`; by default 4. They change no batch.
         device: where the samples are kept and batches are made, such as `cuda`: crops, flips and normalization take
             place there, with the numbers drawn on the CPU, and give the same batches bit for bit.
 
@@ -157,23 +170,32 @@ def load(
             whole_number(argument, limit, least=1)
     data_set = DATA_SETS[key]
     augmentation = _augmentation(key, data_set, augment)
-    given = {"shape": shape, "classes": classes, "steps": steps, "words": words}
+    given = {
+        "shape": shape,
+        "classes": classes,
+        "steps": steps,
+        "words": words,
+        "labels": labels,
+        "size": size,
+        "workers": workers,
+    }
     for argument, value in given.items():
         if value is not None and argument not in data_set.options:
             owners = " and ".join(repr(n) for n, other in DATA_SETS.items() if argument in other.options)
             raise ValueError(f"{argument} is only for {owners}: leave it out for {key!r}")
-    given |= {"limits": (train_limit, test_limit), "seed": seed}
+    limits = (train_limit, test_limit)
+    given |= {"limits": limits, "seed": seed}
     options = {option: given[option] for option in data_set.options if given[option] is not None}
     samples = data_set.read(None if root is None else Path(root), **options)
-    last = () if samples.normalize is None else (samples.normalize,)
-    batching = {"batch_size": batch_size, "seed": seed}
+    train, test = samples.loaders(augmentation, limits, batch_size=batch_size, seed=seed)
     data = Data(
         name=key,
-        train=_loader(samples.train, train_limit, (*augmentation, *last), shuffle=True, **batching),
-        test=_loader(samples.test, test_limit, last, **batching),
+        train=train,
+        test=test,
         classes=samples.classes,
-        in_shape=tuple(samples.train[0].shape[1:]),
+        in_shape=samples.in_shape,
         vocabulary=samples.vocabulary,
+        class_names=samples.class_names,
     )
     return data if place.type == "cpu" else data.to(place)
 
@@ -184,10 +206,3 @@ def _augmentation(name: str, data_set: DataSet, augment: bool | None) -> tuple[T
     if of_type("augment", augment, bool, "give True or False") and not data_set.augmentation:
         raise ValueError(f"augment=True: {name!r} has no augmentation, pass augment=False")
     return data_set.augmentation if augment else ()
-
-
-def _loader(
-    samples: tuple[Tensor, Tensor], limit: int | None, transforms: tuple[Transform, ...], **options: Any
-) -> TensorLoader:
-    images, labels = (tensor[:limit] for tensor in samples)
-    return TensorLoader(images, labels, transform=Compose(transforms) if transforms else None, **options)

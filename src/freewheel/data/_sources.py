@@ -6,6 +6,7 @@ So augmentation precedes normalization, and crops are padded with black.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,28 +15,75 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from freewheel._errors import of_type, whole_number
-from freewheel.data._files import read_cifar10, read_mnist
-from freewheel.data._loader import generator_for
-from freewheel.data._transform import Normalize, RandomCrop, RandomFlip, Transform
+from freewheel._errors import of_type, one_of, whole_number
+from freewheel.data._files import CIFAR100_LABELS, read_cifar10, read_cifar100, read_mnist
+from freewheel.data._loader import Loader, TensorLoader, generator_for
+from freewheel.data._transform import Compose, Normalize, RandomCrop, RandomFlip, Transform
+
+Limits = tuple[int | None, int | None]  # of the samples to train and to test
 
 
 @dataclass(frozen=True, kw_only=True)
-class Samples:
-    """The training and test samples of a data set, (images, labels) each, before batching."""
+class Source(ABC):
+    """The training and test samples of a data set, before batching."""
 
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
     classes: int
     normalize: Normalize | None
     vocabulary: str | tuple[str, ...] = ""
+    class_names: tuple[str, ...] = ()
+
+    @property
+    def last(self) -> tuple[Transform, ...]:
+        """The transforms of every batch, after augmentation."""
+        return () if self.normalize is None else (self.normalize,)
+
+    @property
+    @abstractmethod
+    def in_shape(self) -> tuple[int, ...]:
+        """The shape of a sample."""
+
+    @abstractmethod
+    def loaders(
+        self, augmentation: tuple[Transform, ...], limits: Limits, *, batch_size: int, seed: int
+    ) -> tuple[Loader, Loader]:
+        """The loaders for training and testing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples(Source):
+    """Training and test samples in memory, (images, labels) each."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        """The shape of a sample."""
+        return tuple(self.train[0].shape[1:])
+
+    def loaders(
+        self, augmentation: tuple[Transform, ...], limits: Limits, *, batch_size: int, seed: int
+    ) -> tuple[TensorLoader, TensorLoader]:
+        """Loaders of tensors."""
+
+        def loader(
+            samples: tuple[Tensor, Tensor], limit: int | None, transforms: tuple[Transform, ...], shuffle: bool
+        ) -> TensorLoader:
+            images, labels = (tensor[:limit] for tensor in samples)
+            transform = Compose(transforms) if transforms else None
+            return TensorLoader(images, labels, transform=transform, shuffle=shuffle, batch_size=batch_size, seed=seed)
+
+        return (
+            loader(self.train, limits[0], (*augmentation, *self.last), shuffle=True),
+            loader(self.test, limits[1], self.last, shuffle=False),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
     """One row of the table: `read(root, **options)`, its options, the augmentation, and whether that is the default."""
 
-    read: Callable[..., Samples]
+    read: Callable[..., Source]
     options: tuple[str, ...] = ()
     augmentation: tuple[Transform, ...] = ()
     augment: bool = False
@@ -105,12 +153,23 @@ def _cifar10(root: Path | None) -> Samples:
     )
 
 
+def _cifar100(root: Path | None, *, labels: str = "fine") -> Samples:
+    one_of("labels", labels, CIFAR100_LABELS)
+    folder = data_root("cifar100", root, "cifar-100-binary/train.bin and test.bin") / "cifar-100-binary"
+    return Samples(
+        train=read_cifar100(folder / "train.bin", labels=labels),
+        test=read_cifar100(folder / "test.bin", labels=labels),
+        classes=CIFAR100_LABELS[labels],
+        normalize=Normalize(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)),
+    )
+
+
 def synthetic(
     root: Path | None = None,
     *,
     shape: Sequence[int] = (3, 32, 32),
     classes: int = 10,
-    limits: tuple[int | None, int | None] = (None, None),
+    limits: Limits = (None, None),
     seed: int = 0,
 ) -> Samples:
     """Images that are the random pattern of their class plus noise of the same variance.
@@ -145,6 +204,12 @@ IMAGES: dict[str, DataSet] = {
     ),
     "cifar10": DataSet(
         read=_cifar10,
+        augmentation=(RandomCrop(padding=4), RandomFlip()),
+        augment=True,
+    ),
+    "cifar100": DataSet(
+        read=_cifar100,
+        options=("labels",),
         augmentation=(RandomCrop(padding=4), RandomFlip()),
         augment=True,
     ),

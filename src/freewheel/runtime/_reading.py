@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from freewheel._config import Part, Parts, RunConfig
 from freewheel._trees import tensors_of
-from freewheel.data import TensorLoader
+from freewheel.data import FileLoader, TensorLoader
 
 PAIRS = "it must give pairs (input, target), or say which parts are which with inputs= and targets="
 
@@ -129,7 +129,7 @@ def gives_new_memory(loader: Iterable[Any] | None) -> bool:
     """
     if type(loader) is DataLoader:
         return loader.collate_fn is default_collate
-    return type(loader) in (list, tuple, TensorLoader)
+    return type(loader) in (list, tuple, TensorLoader, FileLoader)
 
 
 def can_be_pinned(tensor: Tensor) -> bool:
