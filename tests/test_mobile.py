@@ -264,6 +264,27 @@ def test_mobilenet_v2_is_that_of_torchvision(vision):
     assert torch.equal(ours(x), original(x))
 
 
+@pytest.mark.parametrize("depth", [18, rarely(50), rarely(101)])
+def test_residual_networks_for_imagenet_are_those_of_torchvision_and_take_its_files(vision, depth, tmp_path):
+    torch.manual_seed(0)
+    original = vision.models.get_model(f"resnet{depth}")
+    for module in original.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_mean, -0.1, 0.1)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+    torch.save(original.state_dict(), tmp_path / "weights.pt")
+    ours = models.build(f"resnet-{depth}-imagenet", num_classes=1000)
+    assert models.load_pretrained(ours, tmp_path / "weights.pt").new == ()
+    x = torch.randn(2, 3, 64, 64)
+    for training in (False, True):
+        assert torch.equal(ours.train(training)(x), original.train(training)(x))
+    fine = models.build(f"resnet-{depth}-imagenet", num_classes=10)
+    assert models.load_pretrained(fine, tmp_path / "weights.pt").new == ("fc.weight", "fc.bias")
+    kept = models.build(f"torchvision/resnet{depth}") if depth == 18 else None
+    if kept is not None:
+        assert models.load_pretrained(kept, tmp_path / "weights.pt").new == ("fc.weight", "fc.bias")
+
+
 @pytest.mark.parametrize("method", ["pipedream", rarely("hogwild")])
 def test_networks_of_torchvision_in_other_processes(vision, method):
     """A worker that gets one imports torchvision as this process does."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,8 @@ from spread import exhaustive, rarely
 
 ASYNCFGD = [f"{net}-{act}" for net in ("convs", "convl", "fcs", "fcl") for act in ("relu", "tanh")]
 DEEP = ("resnet-110", "resnet-1202", "resnet-164", "resnet-1001", "resnet-98")
-WIDE = ("wrn-28-10", "resnext-29", "resnet-50")
+LARGE = ("resnet-18-imagenet", "resnet-50-imagenet", "resnet-101-imagenet")
+WIDE = ("wrn-28-10", "resnext-29", "resnet-50", *LARGE)
 RECURRENT = ("rnn", "gru", "lstm")
 
 
@@ -42,6 +45,78 @@ def count(net: nn.Module) -> int:
 )
 def test_parameters_are_as_many_as_published(name, published, decimals):
     assert round(count(on_meta(name)) / 1e6, decimals) == published
+
+
+# Tables 8 to 11 of AsyncFGD, counted by hand: weights and biases of each layer, and 2 of each channel of a BatchNorm.
+def convolutions(inputs: int) -> int:
+    """The five blocks of ConvL."""
+    widths = (inputs, 32, 64, 128, 256, 512)
+    return sum(9 * a * b + b + 2 * b for a, b in pairwise(widths))
+
+
+@pytest.mark.parametrize(
+    ("net", "mnist", "cifar"),
+    [
+        ("convs", 25 * 32 + 32 + 32 * 14 * 14 * 1000 + 1000 + 10010, 75 * 32 + 32 + 32 * 16 * 16 * 1000 + 1000 + 10010),
+        # Each block adds 2 to a side and halves it: 28, 15, 8, 5, 3, 2 and 32, 17, 9, 5, 3, 2.
+        ("convl", convolutions(1) + 512 * 2 * 2 * 10 + 10, convolutions(3) + 512 * 2 * 2 * 10 + 10),
+        ("fcs", 785 * 1024 + 1025 * 512 + 513 * 256 + 2570, 3073 * 1024 + 1025 * 512 + 513 * 256 + 2570),
+        (
+            "fcl",
+            785 * 1024 + 3 * 1025 * 1024 + 1025 * 512 + 2 * (4 * 1024 + 512) + 5130,
+            3073 * 1024 + 3 * 1025 * 1024 + 1025 * 512 + 2 * (4 * 1024 + 512) + 5130,
+        ),
+    ],
+)
+def test_networks_of_asyncfgd_are_as_large_as_counted_by_hand(net, mnist, cifar):
+    for activation in ("relu", "tanh"):
+        name = f"{net}-{activation}"
+        assert (count(on_meta(name, in_shape=(1, 28, 28))), count(on_meta(name))) == (mnist, cifar)
+
+
+@pytest.mark.parametrize("depth", [20, 56, 98, 110, 1202])
+def test_residual_networks_are_as_large_as_counted_by_hand(depth):
+    n = (depth - 2) // 6
+    convs = 9 * (3 * 16 + 2 * n * 16**2 + 16 * 32 + (2 * n - 1) * 32**2 + 32 * 64 + (2 * n - 1) * 64**2)
+    norms = 2 * (16 + 2 * n * (16 + 32 + 64))
+    assert count(on_meta(f"resnet-{depth}", num_classes=100)) == convs + norms + 65 * 100
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [("resnet-18-imagenet", 11_689_512), ("resnet-50-imagenet", 25_557_032), ("resnet-101-imagenet", 44_549_160)],
+)
+def test_networks_for_imagenet_reduce_its_images_as_published(name, published):
+    """Table 1 of He et al. (2016): sides of 112 after the stem, then 56, 28, 14 and 7."""
+    net = on_meta(name, num_classes=1000)
+    assert count(net) == published
+    x, sides = torch.zeros(2, 3, 224, 224, device="meta"), []
+    for layer, module in net.named_children():
+        x = module(x)
+        if layer.startswith(("conv", "layer", "maxpool")):
+            sides.append(x.shape[-1])
+    assert sides == [112, 56, 56, 28, 14, 7]
+    assert x.shape == (2, 1000)
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "options"),
+    [
+        ("FDG, table V", "resnet-18", {"num_classes": 200, "in_shape": (3, 64, 64)}),
+        ("FDG, table V", "mobilenet-v2", {"num_classes": 200, "in_shape": (3, 64, 64)}),
+        ("FDG, table IV", "wrn-28-10", {"num_classes": 100}),
+        ("DSP, table 3", "resnext-29", {"num_classes": 100}),
+        ("DSP, table 3", "vgg-19", {"num_classes": 100}),
+        ("DSP, table 3", "resnet-1001", {"num_classes": 100}),
+        ("Async LU, table 4", "resnet-50", {"num_classes": 100}),
+    ],
+)
+def test_networks_of_other_tables_take_their_images(table, name, options):
+    net = on_meta(name, **options)
+    assert net(torch.zeros(2, *options.get("in_shape", (3, 32, 32)), device="meta")).shape == (
+        2,
+        options["num_classes"],
+    )
 
 
 def test_resnet_1001_is_as_large_as_published_without_its_batchnorm():
@@ -308,6 +383,10 @@ def test_names_are_found_in_any_case():
     ("call", "error", "message"),
     [
         (lambda: models.build("resnet-21"), ValueError, "unknown model 'resnet-21': did you mean 'resnet-"),
+        (lambda: models.build("ResNet-101"), ValueError, "did you mean 'resnet-101-imagenet'?"),
+        (lambda: models.build("mobilenet-v3-small"), ValueError, "did you mean 'torchvision/mobilenet_v3_small'?"),
+        (lambda: models.build("AmoebaNet-D"), ValueError, "model 'AmoebaNet-D' is not here: dsp quotes its speed from"),
+        (lambda: models.imagenet_resnet(depth=20), ValueError, "depth=20: give 18, 34, 50, 101 or 152"),
         (lambda: models.build("convs"), ValueError, "unknown model 'convs': did you mean 'convs-"),
         (lambda: models.build(20), TypeError, "name=20: give the name of a model, such as 'resnet-20'"),
         (

@@ -9,9 +9,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+LEAST_LETTERS = 3  # of a name that others are searched for
+
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
     """Return the error for a name that is not in a table, with the closest match as a suggestion.
+
+    That is the shortest name that contains the given one, as far as letters and digits go, before the most similar one.
 
     Example:
         >>> raise unknown("method", "pipedreem", ["bp", "pipedream"])
@@ -20,9 +24,21 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
         ValueError: unknown method 'pipedreem': did you mean 'pipedream'? (known: bp, pipedream)
     """
     names = list(known)
+    given = _letters(str(name))
+    containing = [n for n in names if len(given) >= LEAST_LETTERS and given in _letters(n)]
+    if containing:
+        return _unknown(kind, name, names, min(containing, key=len))
     near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.5)
-    hint = next((f"did you mean {n!r}? " for n in names if near and n.lower() == near[0]), "")
+    return _unknown(kind, name, names, next((n for n in names if near and n.lower() == near[0]), None))
+
+
+def _unknown(kind: str, name: object, names: list[str], meant: str | None) -> ValueError:
+    hint = "" if meant is None else f"did you mean {meant!r}? "
     return ValueError(f"unknown {kind} {name!r}: {hint}({'known: ' + ', '.join(names) if names else 'none is known'})")
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text.lower()))
 
 
 def whole_number(name: str, value: object, *, least: int) -> int:

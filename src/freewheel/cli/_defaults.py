@@ -28,7 +28,15 @@ FORWARD_LR: dict[str, dict[str, float]] = {
 # Feedback scales gradients differently. Step sizes that suit all four methods on digits.
 FEEDBACK_LR: dict[str, float] = {"sgd": 0.02, "adam": 2e-3, "adamw": 2e-3}
 SEQUENCES = ("digits-rows", "text", "imdb")
-MODELS = {"digits": "digits-cnn", "digits-rows": "rnn", "text": "rnn", "imdb": "lstm"}  # by data set
+MODELS = {  # by data set
+    "digits": "digits-cnn",
+    "digits-rows": "rnn",
+    "tiny-imagenet": "resnet-18",
+    "imagenet": "resnet-18-imagenet",
+    "folder": "resnet-18-imagenet",
+    "text": "rnn",
+    "imdb": "lstm",
+}
 RECURRENT = ("rnn", "gru", "lstm")
 BATCH_SIZE = 64
 IMDB_BATCH_SIZE, IMDB_HIDDEN = 75, 256  # of the Async LU paper (section 4.2, table 10)

@@ -27,6 +27,7 @@ from freewheel.models._recurrent import ClassesFirst as ClassesFirst, recurrent 
 from freewheel.models._registry import build as build, names as names, paper_cuts as paper_cuts, stages as stages
 from freewheel.models._resnet import (
     cifar_resnet as cifar_resnet,
+    imagenet_resnet as imagenet_resnet,
     preact_resnet as preact_resnet,
     resnet18 as resnet18,
     resnet50 as resnet50,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from freewheel._errors import of_type
 from freewheel.models._mobile import torchvision_spelling
 
+_DOWNSAMPLE = ".downsample."  # what torchvision calls the projection shortcut of a residual block
 _HOW = "write one with torch.save(model.state_dict(), file)"
 
 
@@ -73,6 +74,8 @@ def load_pretrained(
     own = model.state_dict()
     head_of = _head(model, head, own)
     file = torchvision_spelling(_read_weights(path))
+    if not any(_DOWNSAMPLE in key for key in own):
+        file = {key.replace(_DOWNSAMPLE, ".shortcut."): value for key, value in file.items()}
 
     in_head = {key for key in (*own, *file) if head_of(key)}
     fits = all(key in own and key in file and own[key].shape == file[key].shape for key in in_head)

@@ -15,7 +15,15 @@ from freewheel.models._check import image_shape, sequence_shape
 from freewheel.models._mobile import LITE0_CUTS, efficientnet_lite0, mobilenet_v2
 from freewheel.models._plain import digits_cnn, vgg19
 from freewheel.models._recurrent import recurrent
-from freewheel.models._resnet import cifar_resnet, preact_resnet, resnet18, resnet50, resnext29, wide_resnet
+from freewheel.models._resnet import (
+    cifar_resnet,
+    imagenet_resnet,
+    preact_resnet,
+    resnet18,
+    resnet50,
+    resnext29,
+    wide_resnet,
+)
 from freewheel.split import Stages, split
 
 
@@ -49,6 +57,10 @@ MODELS: Mapping[str, _Model] = {
     "wrn-28-10": _Model(make=wide_resnet, fixed={"depth": 28, "widen": 10}, options=("dropout",)),
     "resnext-29": _Model(make=resnext29, options=("cardinality", "width")),
     "vgg-19": _Model(make=vgg19),
+    **{
+        f"resnet-{depth}-imagenet": _Model(make=imagenet_resnet, fixed={"depth": depth}, in_shape=_LARGE)
+        for depth in (18, 50, 101)
+    },
     "mobilenet-v2": _Model(make=mobilenet_v2, options=("resize",), in_shape=_LARGE),
     "efficientnet-lite0": _Model(make=efficientnet_lite0, options=("resize",), in_shape=_LARGE, cuts=LITE0_CUTS),
     "digits-cnn": _Model(make=digits_cnn, options=("width",), in_shape=(1, 8, 8)),
@@ -72,9 +84,18 @@ VISION: Mapping[str, _Model] = {
 }
 
 
+# Networks that a paper names, and that none of its own experiments trains.
+QUOTED = {
+    "amoebanet-d": "dsp quotes its speed from the GPipe paper and does not train it; build it yourself and give it to "
+    "fw.split, or to --model FILE.py:FUNCTION",
+}
+
+
 def _lookup(name: str) -> tuple[str, _Model]:
     of_type("name", name, str, "give the name of a model, such as 'resnet-20'")
     known = {**MODELS, **VISION}
+    if name.lower() in QUOTED:
+        raise ValueError(f"model {name!r} is not here: {QUOTED[name.lower()]}")
     if name.lower() not in known:
         raise unknown("model", name, known)
     return name.lower(), known[name.lower()]
@@ -102,8 +123,8 @@ def build(name: str, *, num_classes: int = 10, in_shape: Sequence[int] | None = 
         name: one of `names(vision=True)`, in any case.
         num_classes: outputs of the classifier.
         in_shape: channels, height and width of an image; by default (3, 32, 32), for `digits-cnn` (1, 8, 8),
-            for networks with ImageNet weights (3, 224, 224). For recurrent networks, steps and features of a
-            sequence, or (steps,) for whole numbers; by default (8, 8).
+            for networks with ImageNet weights and `resnet-…-imagenet` (3, 224, 224). For recurrent networks, steps and
+            features of a sequence, or (steps,) for whole numbers; by default (8, 8).
         options: `shortcut` for the ResNets of basic blocks (`"pad"` or `"projection"`), `dropout` for
             `wrn-28-10`, `cardinality` and `width` for `resnext-29`, `width` for `digits-cnn`, `resize` (rows
             and columns to resize images to) for networks with ImageNet weights, `layers` and `hidden` for `rnn`,

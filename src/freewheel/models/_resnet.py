@@ -1,4 +1,4 @@
-"""Residual networks for 32x32 images, each an `nn.Sequential` of residual blocks."""
+"""Residual networks for 32x32 images, and for those of ImageNet, each an `nn.Sequential` of residual blocks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ from freewheel._errors import number, one_of, whole_number
 from freewheel.models._blocks import BasicBlock, Bottleneck, PreActBottleneck, WideBlock, conv, kaiming_
 from freewheel.models._check import CHW, image_shape
 
+_IMAGENET = {  # blocks in each group, by depth
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+}
+
 
 def _assemble(
     block: Callable[..., nn.Module],
@@ -22,16 +30,22 @@ def _assemble(
     widths: Sequence[int],
     depths: Sequence[int],
     preact: bool = False,
+    large: bool = False,
 ) -> nn.Sequential:
     """Stem, groups of `block(inputs, outputs, stride=stride)`, average pool and classifier.
 
     Every group but the first halves the image. Pre-activation networks have BatchNorm and ReLU after the last
-    group, others after the stem.
+    group, others after the stem. The stem is a 3x3 convolution; for large images, a 7x7 one and a max-pool, which
+    reduce the sides to a quarter.
     """
-    layers: OrderedDict[str, nn.Module] = OrderedDict(conv1=conv(image_shape(in_shape)[0], stem, 3))
+    kernel, stride = (7, 2) if large else (3, 1)
+    first = conv(image_shape(in_shape)[0], stem, kernel, stride=stride)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(conv1=first)
     if not preact:
         layers["bn1"] = nn.BatchNorm2d(stem)
         layers["relu"] = nn.ReLU()
+    if large:
+        layers["maxpool"] = nn.MaxPool2d(3, stride=2, padding=1)
     inputs = stem
     for i, (outputs, depth) in enumerate(zip(widths, depths, strict=True), start=1):
         group = nn.Sequential()
@@ -107,6 +121,23 @@ def resnet50(*, num_classes: int = 10, in_shape: CHW = (3, 32, 32)) -> nn.Sequen
         [3, 4, 6, 3]
     """
     return _assemble(Bottleneck, num_classes, in_shape, stem=64, widths=(256, 512, 1024, 2048), depths=(3, 4, 6, 3))
+
+
+def imagenet_resnet(*, depth: int, num_classes: int = 1000, in_shape: CHW = (3, 224, 224)) -> nn.Sequential:
+    """The ResNet of depth 18, 34, 50, 101 or 152 for ImageNet (He et al. 2016, table 1), as in torchvision.
+
+    The 3x3 convolution of a bottleneck has the stride. Images of any size work.
+
+    Example:
+        >>> net = imagenet_resnet(depth=101)
+        >>> [len(group) for group in net[4:8]], sum(p.numel() for p in net.parameters())
+        ([3, 4, 23, 3], 44549160)
+    """
+    if depth not in _IMAGENET:
+        raise ValueError(f"depth={depth!r}: give 18, 34, 50, 101 or 152")
+    depths = _IMAGENET[depth]
+    widths, block = ((64, 128, 256, 512), BasicBlock) if depth < 50 else ((256, 512, 1024, 2048), Bottleneck)
+    return _assemble(block, num_classes, in_shape, stem=64, widths=widths, depths=depths, large=True)
 
 
 def resnext29(
