@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +14,18 @@ from freewheel._config import OptimizerFactory
 from freewheel.corrections import Gradients
 from freewheel.credit._chain_stage import ChainStage
 from freewheel.credit._shapes import Kind, kind_of
-from freewheel.stage import Blueprint, SeededDraws, add, factory_of, load_tensors, step_scheduler, tensors_of, to_device
+from freewheel.stage import (
+    Blueprint,
+    SeededDraws,
+    add,
+    factory_of,
+    load_buffers,
+    load_tensors,
+    scratch_buffers,
+    step_scheduler,
+    tensors_of,
+    to_device,
+)
 
 HEAD = -1  # instead of a batch, in the seed of the network's initial weights
 
@@ -98,10 +110,21 @@ class AuxiliaryStage(ChainStage):
                 f"optimizer has no factory for stage {self.index}, whose predictor has parameters to train: give one, "
                 "or give the method an optimizer for predictors"
             )
+        return Auxiliary(kinds, self._new_network(kinds), self.blueprint, self._factory)
+
+    def _new_network(self, kinds: Sequence[Kind]) -> nn.Module:
         dtype = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), None)
         with SeededDraws(self.config.seed, self.index, HEAD), torch.enable_grad():
-            network = self._network(kinds)
-        return Auxiliary(kinds, network.to(self.device, dtype), self.blueprint, self._factory)
+            return self._network(kinds).to(self.device, dtype)
+
+    @contextmanager
+    def discards(self) -> Iterator[None]:
+        """Undo changes to buffers of the network, too; one that is built inside the context begins anew."""
+        before = self.auxiliary
+        with super().discards(), nullcontext() if before is None else scratch_buffers(before.module):
+            yield
+        if before is None and self.auxiliary is not None and any(True for _ in self.auxiliary.module.buffers()):
+            load_buffers(self.auxiliary.module, dict(self._new_network(self.auxiliary.kinds).named_buffers()))
 
     def end_epoch(self) -> None:
         """Step the schedulers that count epochs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -75,8 +75,6 @@ class DualInput(NamedTuple):
 class DualStage(Stage):
     """A stage that runs one pass per tangent; `ForwardStage` uses the results."""
 
-    discards = staticmethod(restored_buffers)  # a compiled pass uses the module's own
-
     def __init__(self, blueprint: Blueprint, forward: Forward) -> None:
         super().__init__(blueprint)
         self.tangents = forward
@@ -96,6 +94,10 @@ class DualStage(Stage):
         on_device = self.device.type in COUNTS
         self._counts = compiles and forward.counts and real and on_device  # whether kernels draw the tangents
         self._directions = self._make_directions()
+
+    def discards(self) -> AbstractContextManager[None]:
+        """Return a context that undoes changes to buffers; a compiled pass uses the module's own."""
+        return restored_buffers(self.module)
 
     @abstractmethod
     def _make_directions(self) -> Directions:

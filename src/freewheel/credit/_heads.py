@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Literal
 
 import torch
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 
 from freewheel._config import OptimizerFactory
 from freewheel._errors import check_callable, one_of, whole_number
-from freewheel.credit._shapes import Kind, check_factory, perceptron
+from freewheel.credit._shapes import Kind, check_factory, check_norm, perceptron, reduced
 
 Draw = Literal["fifo", "lifo", "random"]
+REDUCTION = 4  # of rows and columns before the convolutions of a head
 DRAWS: tuple[Draw, ...] = ("fifo", "lifo", "random")
 
 
@@ -24,8 +26,11 @@ class HeadOptions:
 
     Args:
         pool: Images are average-pooled to a grid of `pool` by `pool` before the perceptron.
-        hidden: Width of the perceptron's hidden layers.
+        hidden: Width of the perceptron's hidden layers; None is that of its input.
         layers: Number of hidden layers; 0 makes it linear.
+        convs: Number of 1x1 convolutions with ReLU before all that, on images averaged to a quarter of their rows and
+            columns. `convs=3, layers=3, hidden=None, norm=True` is the MLP-SR-aux of the paper.
+        norm: Whether these convolutions and the hidden layers have BatchNorm.
         classes: Number of outputs; by default that of the network's last linear or convolutional layer.
         heads: A function of a stage's number that makes its head, a module that maps the stage's output to what the
             loss takes; pooling and a perceptron by default.
@@ -35,8 +40,10 @@ class HeadOptions:
     """
 
     pool: int = 2
-    hidden: int = 128
+    hidden: int | None = 128
     layers: int = 1
+    convs: int = 0
+    norm: bool = False
     classes: int | None = None
     heads: Callable[[int], nn.Module] | None = None
     optimizer: OptimizerFactory | None = None
@@ -45,8 +52,11 @@ class HeadOptions:
 
     def __post_init__(self) -> None:
         whole_number("pool", self.pool, least=1)
-        whole_number("hidden", self.hidden, least=1)
+        if self.hidden is not None:
+            whole_number("hidden", self.hidden, least=1)
         whole_number("layers", self.layers, least=0)
+        whole_number("convs", self.convs, least=0)
+        check_norm(self.norm, self.layers + self.convs)
         whole_number("replay", self.replay, least=0)
         if self.classes is not None:
             whole_number("classes", self.classes, least=1)
@@ -76,8 +86,8 @@ class OwnHead(nn.Module):
 class Head(nn.Module):
     """Pooling and a perceptron over all outputs of a stage.
 
-    Images are pooled to a grid, positions of a sequence are averaged. If every position has a target, each has an
-    output, with classes in dimension 1.
+    Images are pooled to a grid, after 1x1 convolutions at a quarter of their resolution if asked for; positions of a
+    sequence are averaged. If every position has a target, each has an output, with classes in dimension 1.
 
     Example:
         >>> head = Head([(4, 3), (2, 5)], HeadOptions(pool=2, hidden=7), classes=10)
@@ -93,15 +103,23 @@ class Head(nn.Module):
         self.pool = options.pool
         self.positions = all(dimensions == 3 for dimensions, _ in kinds)
         width = sum(width * (options.pool**2 if dimensions == 4 else 1) for dimensions, width in kinds)
-        self.layers = perceptron(width, options.hidden, options.layers, classes)
+        self.convs = nn.ModuleList(
+            [reduced(w, options.convs, norm=options.norm) for d, w in kinds if d == 4 and options.convs]
+        )
+        hidden = width if options.hidden is None else options.hidden
+        self.layers = perceptron(width, hidden, options.layers, classes, norm=options.norm)
 
     def forward(self, tensors: Sequence[Tensor], target: Any) -> Tensor:
         """Predict the network's output."""
         if self.positions and isinstance(target, Tensor) and target.shape[:2] == tensors[0].shape[:2]:
             return self.layers(torch.cat(list(tensors), dim=2)).transpose(1, 2)
-        return self.layers(torch.cat([self._pooled(tensor) for tensor in tensors], dim=1))
+        convs = iter(self.convs)
+        images = [next(convs, None) if tensor.dim() == 4 else None for tensor in tensors]
+        return self.layers(torch.cat([self._pooled(*each) for each in zip(tensors, images)], dim=1))
 
-    def _pooled(self, tensor: Tensor) -> Tensor:
+    def _pooled(self, tensor: Tensor, convs: nn.Module | None) -> Tensor:
+        if convs is not None:
+            tensor = convs(F.adaptive_avg_pool2d(tensor, [ceil(side / REDUCTION) for side in tensor.shape[2:]]))
         if tensor.dim() == 4:
             tensor = F.adaptive_avg_pool2d(tensor, self.pool)
         elif tensor.dim() == 3:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from freewheel._config import OptimizerFactory
 from freewheel._errors import of_type, whole_number
-from freewheel.credit._shapes import Kind, check_factory, perceptron
+from freewheel.credit._shapes import Kind, check_factory, check_norm, convolutions, perceptron
 from freewheel.stage import described
 
 KERNEL = 5  # of the convolutions
@@ -26,6 +26,8 @@ class PredictorOptions:
     Args:
         hidden: Width of the hidden layers; by default that of the activation whose gradient is predicted.
         layers: Number of hidden layers; 0 makes them linear.
+        norm: Whether hidden layers have BatchNorm. It normalizes by the batch, and its running statistics are those of
+            the fits.
         labels: Whether predictors also see the label.
         classes: Number of labels; by default the outputs of the network's last linear or convolutional layer.
         optimizer: The optimizer factory of the predictors; by default the trainer's.
@@ -34,6 +36,7 @@ class PredictorOptions:
 
     hidden: int | None = None
     layers: int = 0
+    norm: bool = False
     labels: bool = False
     classes: int | None = None
     optimizer: OptimizerFactory | None = None
@@ -46,6 +49,7 @@ class PredictorOptions:
         whole_number("layers", self.layers, least=0)
         whole_number("lag", self.lag, least=0)
         of_type("labels", self.labels, bool, "give True or False")
+        check_norm(self.norm, self.layers)
         check_factory(self.optimizer)
 
 
@@ -69,8 +73,8 @@ class Predictor(nn.Module):
     def _net(self, kind: Kind, options: PredictorOptions) -> nn.Sequential:
         dimensions, width = kind
         hidden = options.hidden or width
-        build = _convolutions if dimensions == 4 else perceptron
-        net = build(width + self.classes, hidden, options.layers, width)
+        build = partial(convolutions, kernel=KERNEL) if dimensions == 4 else perceptron
+        net = build(width + self.classes, hidden, options.layers, width, norm=options.norm)
         for parameter in net[-1].parameters():
             nn.init.zeros_(parameter)
         return net
@@ -101,10 +105,3 @@ class Predictor(nn.Module):
         if x.dim() == 4:
             return marks[:, :, None, None].expand(-1, -1, *x.shape[2:])
         return marks[:, None].expand(-1, x.shape[1], -1)
-
-
-def _convolutions(inputs: int, hidden: int, layers: int, outputs: int) -> nn.Sequential:
-    """Like `perceptron`, with size-preserving convolutions."""
-    widths = [inputs, *[hidden] * layers, outputs]
-    convs = [nn.Conv2d(a, b, KERNEL, padding=KERNEL // 2) for a, b in pairwise(widths)]
-    return nn.Sequential(*[module for conv in convs[:-1] for module in (conv, nn.ReLU())], convs[-1])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from torch import Tensor, fx, nn
 
-from freewheel._errors import check_callable
+from freewheel._errors import check_callable, of_type
 from freewheel.split._stages import GraphStage
 from freewheel.split._undisturbed import undisturbed
 
@@ -34,16 +34,68 @@ def kind_of(tensor: Tensor) -> Kind:
     return 2, tensor[:1].numel()
 
 
-def perceptron(inputs: int, hidden: int, layers: int, outputs: int) -> nn.Sequential:
-    """Build linear layers with ReLU between them, `layers` of them hidden.
+class FeatureNorm(nn.BatchNorm1d):
+    """BatchNorm of vectors, over all samples and all positions.
+
+    Example:
+        >>> import torch
+        >>> FeatureNorm(4)(torch.randn(6, 5, 4)).mean((0, 1)).abs().max() < 1e-6
+        tensor(True)
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize the last dimension."""
+        return super().forward(input.flatten(0, -2)).view(input.shape)
+
+
+def perceptron(inputs: int, hidden: int, layers: int, outputs: int, *, norm: bool = False) -> nn.Sequential:
+    """Build linear layers with ReLU between them, `layers` of them hidden, and with `norm` with BatchNorm before it.
 
     Example:
         >>> [tuple(p.shape) for p in perceptron(4, 8, 1, 2).parameters()]
         [(8, 4), (8,), (2, 8), (2,)]
     """
     widths = [inputs, *[hidden] * layers]
-    modules = [module for a, b in pairwise(widths) for module in (nn.Linear(a, b), nn.ReLU())]
-    return nn.Sequential(*modules, nn.Linear(widths[-1], outputs))
+    hidden_layers = [_hidden(nn.Linear(a, b), FeatureNorm(b) if norm else None) for a, b in pairwise(widths)]
+    return nn.Sequential(*chain.from_iterable(hidden_layers), nn.Linear(widths[-1], outputs))
+
+
+def convolutions(
+    inputs: int, hidden: int, layers: int, outputs: int, *, kernel: int, norm: bool = False
+) -> nn.Sequential:
+    """Build size-preserving convolutions like the layers of `perceptron`.
+
+    Example:
+        >>> [tuple(p.shape) for p in convolutions(4, 8, 1, 2, kernel=5).parameters()]
+        [(8, 4, 5, 5), (8,), (2, 8, 5, 5), (2,)]
+    """
+    widths = [inputs, *[hidden] * layers, outputs]
+    *before, last = [nn.Conv2d(a, b, kernel, padding=kernel // 2) for a, b in pairwise(widths)]
+    hidden_layers = [_hidden(conv, nn.BatchNorm2d(conv.out_channels) if norm else None) for conv in before]
+    return nn.Sequential(*chain.from_iterable(hidden_layers), last)
+
+
+def reduced(channels: int, layers: int, *, norm: bool) -> nn.Sequential:
+    """Build 1x1 convolutions with ReLU, for images of which a quarter of the rows and columns is left.
+
+    Example:
+        >>> [tuple(p.shape) for p in reduced(4, 2, norm=False).parameters()]
+        [(4, 4, 1, 1), (4,), (4, 4, 1, 1), (4,)]
+    """
+    convs = [nn.Conv2d(channels, channels, 1, bias=not norm) for _ in range(layers)]
+    return nn.Sequential(
+        *chain.from_iterable(_hidden(conv, nn.BatchNorm2d(channels) if norm else None) for conv in convs)
+    )
+
+
+def _hidden(layer: nn.Module, norm: nn.Module | None) -> tuple[nn.Module, ...]:
+    return (layer, nn.ReLU()) if norm is None else (layer, norm, nn.ReLU())
+
+
+def check_norm(norm: object, hidden_layers: int) -> None:
+    """Reject a `norm` that is not True or False, or that has nothing to normalize."""
+    if of_type("norm", norm, bool, "give True or False") and not hidden_layers:
+        raise ValueError("norm=True with layers=0: BatchNorm is for hidden layers; give layers=1 or more")
 
 
 def check_factory(optimizer: object) -> None:

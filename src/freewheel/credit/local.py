@@ -179,7 +179,7 @@ class LocalStage(AuxiliaryStage):
         if self._compute is not None and not ready and not self.is_last and torch.is_grad_enabled():
             leaves, shape = flatten(x)
             draws = SeededDraws(*self.key_of(unit))
-            with self.config.casting(self.device), draws, scratch_buffers(self.module):
+            with self.config.casting(self.device), draws, self.discards():
                 self._plain_call(unflatten(copies(leaves), shape), target)
             self._compute.refresh()
         return super()._call(unit, x, target)

@@ -27,7 +27,7 @@ from freewheel.credit._predictors import Predictor, PredictorOptions
 from freewheel.credit._shapes import Kind, network_outputs
 from freewheel.credit.local import check_immediate
 from freewheel.plan import Action, Message, Op, Schedule, StageRules, Unit, followed_up
-from freewheel.stage import Blueprint, Stage, Tree, Verbs, to_device
+from freewheel.stage import Blueprint, Stage, Tree, Verbs, scratch_buffers, to_device
 
 if TYPE_CHECKING:
     from freewheel.methods import Pipeline
@@ -151,8 +151,9 @@ class SyntheticStage(AuxiliaryStage):
         if self.is_last or stored is None:
             return super().backward(unit, None)
         slots, seen = zip(*stored.inputs.items())
-        with torch.no_grad():
-            predicted = self._predicted(self._network_for(seen), seen, stored.target)
+        own = self._network_for(seen)
+        with torch.no_grad(), scratch_buffers(own.module):  # running statistics are those of the fits
+            predicted = self._predicted(own, seen, stored.target)
         found = {slot: g.to(h.dtype) / len(h) for slot, g, h in zip(slots, predicted, seen)}
         return super().backward(unit, [found.get(slot) for slot in range(max(slots) + 1)])
 

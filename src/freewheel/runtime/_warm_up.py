@@ -27,7 +27,7 @@ def leaving_no_trace(stage: Stage) -> Iterator[None]:
     settings, values = fingerprint_of(stage), [t.detach().clone() for t in held]
     attributes = [(vars(module), dict(vars(module))) for module in stage.module.modules()]
     # The function is called again: a compiled backward may not reuse the memory of what was saved for it.
-    with stage.discards(stage.module), compiling.patch(donated_buffer=False):
+    with stage.discards(), compiling.patch(donated_buffer=False):
         slots = [place for places in tensor_slots(stage.module.modules()) for place in places]
         inside = [holder[key] for holder, key in slots]
         yield

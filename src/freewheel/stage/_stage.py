@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from typing import Any
 
@@ -30,8 +31,6 @@ Verbs = dict[Op, Callable[..., Any]]  # computation: f(unit); send: f(unit) -> m
 
 class Stage(ABC):
     """A module with its optimizer. Each credit has a subclass that learns from a batch."""
-
-    discards = staticmethod(scratch_buffers)  # changes to a module's buffers inside this context
 
     def __init__(self, blueprint: Blueprint) -> None:
         self.blueprint, self.options = blueprint, blueprint.options
@@ -150,6 +149,10 @@ class Stage(ABC):
         """Return the stage's result, and what else its credit needs of the forward."""
         out = self.module(x)
         return self._finish(out, target) if self.is_last else out, None
+
+    def discards(self) -> AbstractContextManager[None]:
+        """Return a context that undoes changes to buffers, for calls that are only tried."""
+        return scratch_buffers(self.module)
 
     def _holders(self) -> tuple[list[nn.Module], list[dict[Any, Tensor]]]:
         """Return the modules that `_plain_call` uses, and dicts of other tensors."""
