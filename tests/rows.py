@@ -56,7 +56,7 @@ ROWS = [
     Row("late-forward", late_forward),
     Row("dgl", lambda k: fw.DGL(hidden=8)),
     Row("dgl-replay", lambda k: fw.DGL(hidden=8, replay=3)),
-    Row("dgl-norm", lambda k: fw.DGL(hidden=8, replay=2, norm=True)),
+    Row("dgl-norm", lambda k: fw.DGL(hidden=8, norm=True)),
     Row("dni", lambda k: fw.DNI(layers=1)),
     Row("dni-labels", lambda k: fw.DNI(labels=True, lag=2)),
     Row("dni-norm", lambda k: fw.DNI(layers=1, norm=True)),

@@ -83,12 +83,13 @@ class ImageFiles(Dataset[Any]):
         if not self.random:
             larger = transforms.Resize(round(self.size * SCALE))(image)
             return transforms.functional.pil_to_tensor(transforms.CenterCrop(self.size)(larger))
-        before = torch.get_rng_state()  # torchvision draws from the process-wide generator
+        shared = torch.default_generator  # that torchvision draws from
+        before = shared.get_state()
         try:
-            torch.default_generator.set_state(generator_for(self.seed, epoch, file).get_state())
+            shared.set_state(generator_for(self.seed, epoch, file).get_state())
             return transforms.functional.pil_to_tensor(transforms.RandomResizedCrop(self.size)(image))
         finally:
-            torch.set_rng_state(before)
+            shared.set_state(before)
 
 
 class _Keys:

@@ -13,8 +13,8 @@ passes between stages; a stage learns as soon as it has its input (stages counte
     stage 1  .     F0@0   B0@0!  F1@1   B1@1!  F2@2   B2@2!  F3@3   B3@3!  .
     stage 2  .     .      F0@0   B0@0!  F1@1   B1@1!  F2@2   B2@2!  F3@3   B3@3!
 
-With one stage it is plain training. With the paper's replay buffer, a stage after the first forwards the newest input
-and learns from one of its last inputs:
+With one stage it is plain training. The paper's MLP-SR-aux heads are `convs=3, layers=3, hidden=None, norm=True`. With
+its replay buffer, a stage after the first forwards the newest input and learns from one of its last inputs:
 
     replay buffer: inputs of n-2, n-1, n     F(n) a(n)>     F, B of one of them     U(n)
 """

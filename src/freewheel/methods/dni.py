@@ -13,6 +13,8 @@ The predictor of stage k is fitted to g_{k+1} when it arrives, by default one ba
 
     M_k ← M_k - lr · ∂/∂M_k mean (M_k(h_{k+1}, y) - N · g_{k+1})²
 
+With `layers=2, norm=True` predictors of images have two hidden convolutions of 5x5 with BatchNorm, as in the paper.
+
     plan dni: credit=synthetic delays=0,0,0 batches=4
     time     0     1      2      3      4          5          6          7          8      9      10
     stage 0  F0@0  B0@0!  F1@1   B1@1!  S0@0 F2@2  B2@2!      S1@1 F3@3  B3@3!      S2@2   S3@3   .
