@@ -354,6 +354,24 @@ MUTATIONS = [
         "yield [None if each is None else each[i] for each in parts]",
         "yield [None if each is None else each[i // 2] for each in parts]",
     ),
+    Mutation(
+        "crop-of-every-epoch",
+        "data/_images.py",
+        "generator_for(self.seed, epoch, file)",
+        "generator_for(self.seed, 0, file)",
+    ),
+    Mutation(
+        "coarse-and-fine-labels-swapped",
+        "data/_files.py",
+        '{"coarse": 20, "fine": 100}',
+        '{"fine": 100, "coarse": 20}',
+    ),
+    Mutation(
+        "predictions-change-running-statistics",
+        "credit/synthetic.py",
+        "with torch.no_grad(), scratch_buffers(own.module):",
+        "with torch.no_grad():",
+    ),
 ]
 
 

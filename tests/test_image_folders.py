@@ -17,7 +17,7 @@ from command_line import freewheel
 from freewheel import data
 from freewheel._torchvision import import_torchvision
 from freewheel.data._loader import generator_for
-from spread import exhaustive, rarely
+from spread import exhaustive, needs_cuda, rarely
 
 import_torchvision("a test")
 from PIL import Image  # noqa: E402
@@ -123,6 +123,18 @@ def test_workers_change_no_batch_and_serve_several_epochs_at_once(tmp_path: Path
     assert all(map(torch.equal, whole(plain, 6), whole(shared, 6)))
     assert len(list(other)) == len(plain) - 1
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+def test_batches_on_a_device_are_those_of_the_cpu_bit_for_bit(tmp_path: Path, device: str) -> None:
+    write_folder(tmp_path)
+    loaded = data.load("folder", root=tmp_path, size=12, workers=0, batch_size=2)
+    next(iter(loaded.train))
+    there = loaded.to(device)
+    images, labels = whole(there.train, 1)
+    assert images.device.type == labels.device.type == device
+    assert all(map(torch.equal, (images.cpu(), labels.cpu()), whole(loaded.train, 1)))
+    assert there.train.state_dict() == {"epoch": 1}
 
 
 def test_without_augmentation_training_images_are_those_of_testing(tmp_path: Path) -> None:

@@ -119,7 +119,8 @@ class Head(nn.Module):
 
     def _pooled(self, tensor: Tensor, convs: nn.Module | None) -> Tensor:
         if convs is not None:
-            tensor = convs(F.adaptive_avg_pool2d(tensor, [ceil(side / REDUCTION) for side in tensor.shape[2:]]))
+            rows, columns = (ceil(side / REDUCTION) for side in tensor.shape[2:])
+            tensor = convs(F.adaptive_avg_pool2d(tensor, (rows, columns)))
         if tensor.dim() == 4:
             tensor = F.adaptive_avg_pool2d(tensor, self.pool)
         elif tensor.dim() == 3:

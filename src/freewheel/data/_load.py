@@ -170,22 +170,10 @@ def load(
             whole_number(argument, limit, least=1)
     data_set = DATA_SETS[key]
     augmentation = _augmentation(key, data_set, augment)
-    given = {
-        "shape": shape,
-        "classes": classes,
-        "steps": steps,
-        "words": words,
-        "labels": labels,
-        "size": size,
-        "workers": workers,
-    }
-    for argument, value in given.items():
-        if value is not None and argument not in data_set.options:
-            owners = " and ".join(repr(n) for n, other in DATA_SETS.items() if argument in other.options)
-            raise ValueError(f"{argument} is only for {owners}: leave it out for {key!r}")
     limits = (train_limit, test_limit)
-    given |= {"limits": limits, "seed": seed}
-    options = {option: given[option] for option in data_set.options if given[option] is not None}
+    given = {"shape": shape, "classes": classes, "steps": steps, "words": words}
+    given |= {"labels": labels, "size": size, "workers": workers}
+    options = _options(key, data_set, given, {"limits": limits, "seed": seed})
     samples = data_set.read(None if root is None else Path(root), **options)
     train, test = samples.loaders(augmentation, limits, batch_size=batch_size, seed=seed)
     data = Data(
@@ -198,6 +186,16 @@ def load(
         class_names=samples.class_names,
     )
     return data if place.type == "cpu" else data.to(place)
+
+
+def _options(key: str, data_set: DataSet, given: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
+    """The options that a data set reads by; refuses those that others have."""
+    for argument, value in given.items():
+        if value is not None and argument not in data_set.options:
+            owners = " and ".join(repr(n) for n, other in DATA_SETS.items() if argument in other.options)
+            raise ValueError(f"{argument} is only for {owners}: leave it out for {key!r}")
+    known = {**given, **common}
+    return {option: known[option] for option in data_set.options if known[option] is not None}
 
 
 def _augmentation(name: str, data_set: DataSet, augment: bool | None) -> tuple[Transform, ...]:
