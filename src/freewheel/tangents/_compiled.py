@@ -17,6 +17,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from freewheel.tangents._late_draws import draw_late
+
 DualFunction = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
 
 
@@ -44,10 +46,13 @@ def compiled(
     """
     with _compiling():
         every = tangents_of(given)
-        graph = _traced(run, values, [t[0] for t in every])
         if every and every[0].shape[0] == 1:
-            function = _inductor(lambda v, g: graph(v, [t[0] for t in tangents_of(g)]), values, given)
+            single = _traced(lambda v, g: run(v, [t[0] for t in tangents_of(g)]), values, given)
+            draw_late(single.graph, [n for n in single.graph.nodes if n.op == "placeholder"][len(values) :])
+            single.recompile()
+            function = _inductor(single, values, given)
             return lambda v, g: _stacked(function(v, g))
+        graph = _traced(run, values, [t[0] for t in every])
         batched = torch.func.vmap(graph, in_dims=(None, 0), out_dims=(None, 0))  # pyright: ignore
         return _inductor(lambda v, g: batched(v, tangents_of(g)), values, given)
 

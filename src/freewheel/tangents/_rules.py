@@ -17,6 +17,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from freewheel.tangents._cells import gru, lstm, rnn
 from freewheel.tangents._level import dual
+from freewheel.tangents._pooling import max_pool2d
 
 # With few rows, the product with a large matrix is bound by reading it: read it once for values and tangents.
 _FEW_ROWS, _LARGE = 16, 2**17
@@ -128,7 +129,8 @@ def batch_norm(
     view = (1, -1, *[1] * (x.dim() - 2))
     if dw is not None:
         by_x = dw * rstd
-        dy = torch.addcmul(dy, x, by_x.view(view))
+        add = dy.addcmul_ if dx is not None and dy.dtype == by_x.dtype else dy.addcmul
+        dy = add(x, by_x.view(view))
         shift = -by_x * mean
         dy = dy.add_((shift if db is None else shift + db).view(view))
     elif db is not None:
@@ -195,4 +197,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     _VF.rnn_relu: rnn(torch.relu),
 }
 # For compiled passes on a GPU.
-FUSED_RULES: dict[Any, Callable[..., Any]] = {**RULES, F.conv2d: joint_convolution(F.conv2d)}
+FUSED_RULES: dict[Any, Callable[..., Any]] = {
+    **RULES,
+    F.conv2d: joint_convolution(F.conv2d),
+    F.max_pool2d: max_pool2d,
+}
