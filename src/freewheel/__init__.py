@@ -1,6 +1,6 @@
 """Freewheel: train a network cut into K stages without making the stages wait for each other."""
 
-from freewheel import data as data, models as models
+from freewheel import data as data, models as models, recipes as recipes
 from freewheel._config import RunConfig as RunConfig
 from freewheel._metrics import accuracy as accuracy
 from freewheel.corrections import (
@@ -73,6 +73,7 @@ from freewheel.trainer import (
     LayerUpdates as LayerUpdates,
     Score as Score,
     StageSequence as StageSequence,
+    StopAt as StopAt,
     TensorBoard as TensorBoard,
     Trainer as Trainer,
     alignment as alignment,

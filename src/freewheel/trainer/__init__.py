@@ -7,7 +7,13 @@ from freewheel.trainer._callbacks import (
     EpochEnd as EpochEnd,
     StageSequence as StageSequence,
 )
-from freewheel.trainer._history import Epoch as Epoch, History as History, LayerUpdates as LayerUpdates, Score as Score
+from freewheel.trainer._history import (
+    Epoch as Epoch,
+    History as History,
+    LayerUpdates as LayerUpdates,
+    Reached as Reached,
+    Score as Score,
+)
 from freewheel.trainer._loggers import CSVLogger as CSVLogger, TensorBoard as TensorBoard
-from freewheel.trainer._monitor import EarlyStopping as EarlyStopping, KeepBest as KeepBest
+from freewheel.trainer._monitor import EarlyStopping as EarlyStopping, KeepBest as KeepBest, StopAt as StopAt
 from freewheel.trainer._trainer import Trainer as Trainer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from freewheel._numbers import read
 
@@ -51,6 +51,13 @@ class Epoch:
     layers: Mapping[str, LayerUpdates] = field(default_factory=dict)
 
 
+class Reached(NamedTuple):
+    """When a target was reached: after this many epochs, and seconds of training with the scoring between epochs."""
+
+    epochs: int
+    seconds: float
+
+
 @dataclass
 class History:
     """The epochs of a run, in order.
@@ -73,6 +80,13 @@ class History:
     def metrics(self) -> list[float | None]:
         """The metric at the end of each epoch, where it was measured."""
         return [None if epoch.validation is None else epoch.validation.metric for epoch in self.epochs]
+
+    def time_to(self, target: float) -> Reached | None:
+        """When the metric was first as large as this at the end of an epoch; None if it never was."""
+        for count, metric in enumerate(self.metrics, start=1):
+            if metric is not None and metric >= target:
+                return Reached(count, sum(epoch.seconds for epoch in self.epochs[:count]))
+        return None
 
     @property
     def batches(self) -> int:

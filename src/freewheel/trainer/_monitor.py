@@ -1,4 +1,4 @@
-"""Callbacks that watch a number from epoch to epoch: early stopping, and keeping the best model."""
+"""Callbacks that watch a number from epoch to epoch: early stopping, a target, and keeping the best model."""
 
 from __future__ import annotations
 
@@ -84,6 +84,40 @@ class EarlyStopping(Monitor):
         for i, value in enumerate(values):
             best = i if self.better(value, values[best], self.margin) else best
         return len(values) - 1 - best >= self.patience
+
+
+@dataclass(kw_only=True)
+class StopAt(Monitor):
+    """End the training once a number has reached a target; `history.time_to` says when that was.
+
+    Args:
+        target: The target, such as an accuracy of 0.9.
+        monitor: `loss`, the validation loss (the training loss without `validate`), or the name of a metric.
+        mode: Whether the `min` or the `max` is best; by default the min of a loss and the max of a metric.
+
+    Example:
+        >>> from functools import partial
+        >>> import torch.nn.functional as F
+        >>> import freewheel as fw
+        >>> trainer = fw.Trainer([torch.nn.Linear(4, 2)], method="bp", loss=F.cross_entropy,
+        ...                      optimizer=partial(torch.optim.SGD, lr=0.1))
+        >>> loader = [(torch.ones(8, 4), torch.zeros(8, dtype=torch.long))]
+        >>> history = trainer.fit(loader, epochs=100, validate=loader, callbacks=[fw.StopAt(target=0.9)])
+        >>> history.time_to(0.9).epochs == len(history.epochs) < 100, history.stopped
+        (True, True)
+    """
+
+    target: float
+    monitor: str = "accuracy"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        number("target", self.target)
+
+    def __call__(self, end: EpochEnd) -> bool:
+        """Whether the epoch has reached the target."""
+        value = self.value(end.record)
+        return value == self.target or self.better(value, self.target)
 
 
 @dataclass(kw_only=True)
