@@ -53,7 +53,7 @@ def warm_up_and_cosine(optimizer: torch.optim.Optimizer) -> SequentialLR:
     return SequentialLR(optimizer, [warm_up, CosineAnnealingLR(optimizer, T_max=30)], milestones=[6])
 
 
-def by_hand(model: nn.Module, data, make, scheduler=None, epochs: int = 2) -> nn.Module:
+def by_hand(model: nn.Module, data, make, scheduler=None, epochs: int = 2, every: str = "batch") -> nn.Module:
     """A plain loop."""
     optimizer = make(model.parameters())
     schedule = scheduler(optimizer) if scheduler else None
@@ -62,8 +62,10 @@ def by_hand(model: nn.Module, data, make, scheduler=None, epochs: int = 2) -> nn
             optimizer.zero_grad()
             F.cross_entropy(model(x), target).backward()
             optimizer.step()
-            if schedule is not None:
+            if schedule is not None and every == "batch":
                 schedule.step()
+        if schedule is not None and every == "epoch":
+            schedule.step()
     return model
 
 
@@ -84,12 +86,13 @@ def test_alone_is_plain_sgd_bit_for_bit(method: str, optimizer: str, runtime: st
     assert all(layer.staleness == 0 for epoch in history.epochs for layer in epoch.layers.values())
 
 
+@pytest.mark.parametrize("every", ["batch", "epoch"])
 @pytest.mark.parametrize("method", ALONE)
-def test_alone_with_warm_up_and_cosine_is_the_loop_with_that_schedule(method: str):
+def test_alone_with_warm_up_and_cosine_is_the_loop_with_that_schedule(method: str, every: str):
     data, model, make = batches(12), net(), OPTIMIZERS["momentum"]
-    expected = by_hand(deepcopy(model), data, make, warm_up_and_cosine)
-    made = trainer([model], ALONE[method], optimizer=make, scheduler=warm_up_and_cosine)
-    made.fit(data)
+    expected = by_hand(deepcopy(model), data, make, warm_up_and_cosine, 3, every)
+    made = trainer([model], ALONE[method], optimizer=make, scheduler=warm_up_and_cosine, scheduler_every=every)
+    made.fit(data, 2)
     made.fit(data)  # momentum and schedule continue
     assert same_bits(tensors(model), tensors(expected))
 

@@ -86,11 +86,12 @@ def test_threads_of_whole_batches_train_every_batch(method: str):
 # ---- processes ----
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
-def test_one_process_is_plain_sgd_bit_for_bit(optimizer: str):
+@pytest.mark.parametrize(("optimizer", "every"), [("momentum", "batch"), ("adam", "epoch")])
+def test_one_process_is_plain_sgd_bit_for_bit(optimizer: str, every: str):
     data, model, make = batches(12), net(), OPTIMIZERS[optimizer]
-    expected = by_hand(deepcopy(model), data, make, warm_up_and_cosine, epochs=3)
-    made = trainer([model], fw.Hogwild(workers=1), optimizer=make, scheduler=warm_up_and_cosine, runtime="processes")
+    expected = by_hand(deepcopy(model), data, make, warm_up_and_cosine, 3, every)
+    options = {"optimizer": make, "scheduler": warm_up_and_cosine, "scheduler_every": every}
+    made = trainer([model], fw.Hogwild(workers=1), **options, runtime="processes")
     made.fit(data, 2)
     made.fit(data)  # momentum and schedule continue
     assert same_bits(tensors(model), tensors(expected))

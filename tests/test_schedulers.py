@@ -101,8 +101,6 @@ def test_a_plateau_is_refused_where_it_cannot_be():
         trainer(network(2), "async-lu", scheduler=plateau)
     with pytest.raises(ValueError, match="save_to with ReduceLROnPlateau"):
         trainer(network(2), "bp", scheduler=plateau).fit(batches(2), save_to="x")
-    with pytest.raises(ValueError, match="scheduler_every='epoch' with hogwild"):
-        trainer(network(2), "hogwild", scheduler=step_lr, scheduler_every="epoch")
 
 
 @pytest.mark.parametrize(

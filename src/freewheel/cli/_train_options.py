@@ -15,9 +15,11 @@ DATA = Group("Data", sort_key=1)
 NETWORK = Group("Network and stages", sort_key=2)
 RUN = Group("Method and runtime", sort_key=3)
 STEP = Group("Optimizer", sort_key=4)
-TRANSFER = Group("Transfer, for forward gradients", sort_key=5)
-CHECKPOINTS = Group("Config and checkpoints", sort_key=6)
-OUT = Group("Output", sort_key=7)
+SCHEDULE = Group("Step size schedule", sort_key=5)
+TRANSFER = Group("Transfer, for forward gradients", sort_key=6)
+RUNS = Group("Recipe, end and number of runs", sort_key=7)
+CHECKPOINTS = Group("Config and checkpoints", sort_key=8)
+OUT = Group("Output", sort_key=9)
 
 
 def declare(panel: Group, metavar: str, text: str, *short: str, **more: Any) -> Parameter:
@@ -42,6 +44,15 @@ class TrainOptions:
     data_root: Annotated[Path | None, declare(DATA, "DIR", "Folder with the files; digits needs none.")] = None
     limit: Annotated[int | None, declare(DATA, "N", "Train on the first N samples only.")] = None
     test_limit: Annotated[int | None, declare(DATA, "N", "Test on the first N test samples only.")] = None
+    validation: Annotated[
+        float | None,
+        declare(
+            DATA,
+            "X",
+            "Share of the training samples that is held out and scored after every epoch; the test samples are then "
+            "scored once, at the end. Default: 0.1 with --lr-grid, else 0.",
+        ),
+    ] = None
     augment: Annotated[
         bool | None, declare(DATA, "", "Random crops and flips; default: for CIFAR and the image folders only.")
     ] = None
@@ -131,10 +142,35 @@ class TrainOptions:
     weight_decay: Annotated[
         float | None, declare(STEP, "X", "Default: 0.0005 for sgd, 0.01 for adamw, 0 for adam.")
     ] = None
-    schedule: Annotated[str, declare(STEP, "NAME", "Step size schedule, cosine or constant.")] = "cosine"
     clip: Annotated[float | None, declare(STEP, "X", "Largest norm of a stage's gradient.")] = None
     bf16: Annotated[bool, declare(STEP, "", "Run forwards in bfloat16.")] = False
     seed: Annotated[int, declare(STEP, "N", "Seed of the weights and of the order of samples.")] = 0
+
+    schedule: Annotated[
+        str | None,
+        declare(SCHEDULE, "NAME", "cosine, multistep or constant; default: cosine, or multistep with --milestones."),
+    ] = None
+    milestones: Annotated[
+        tuple[int, ...],
+        declare(SCHEDULE, "N...", "Epochs after which the step size is multiplied by --gamma.", consume_multiple=True),
+    ] = ()
+    gamma: Annotated[float | None, declare(SCHEDULE, "X", "Its factor at a milestone; default: 0.1.")] = None
+    t_max: Annotated[
+        int | None, declare(SCHEDULE, "N", "Epochs of the cosine after the warm-up; default: all that are left.")
+    ] = None
+    warmup_epochs: Annotated[int | None, declare(SCHEDULE, "N", "Epochs of warm-up; default: 0.")] = None
+    warmup_lr: Annotated[float | None, declare(SCHEDULE, "X", "Step size of the warm-up, or at its start.")] = None
+    warmup: Annotated[
+        str | None, declare(SCHEDULE, "NAME", "Whether it is constant, or linear up to --lr; default: constant.")
+    ] = None
+    schedule_every: Annotated[
+        str | None,
+        declare(
+            SCHEDULE,
+            "NAME",
+            "Whether the step size changes every epoch or every batch; default: batch, or epoch with --milestones.",
+        ),
+    ] = None
 
     transfer: Annotated[
         bool, declare(TRANSFER, "", "Train the classifier first, then gradually a few layers with it.")
@@ -151,6 +187,33 @@ class TrainOptions:
     ] = None
     transfer_peak: Annotated[
         float | None, declare(TRANSFER, "X", f"Their scale from then on; default: {DEFAULTS['peak']}.")
+    ] = None
+
+    recipe: Annotated[
+        str | None,
+        declare(
+            RUNS,
+            "NAME",
+            "Train as a paper does: fdg, dsp, async-lu, asyncfgd, asyncfgd-transfer, or one of docs/recipes.md. Other "
+            "options override it.",
+        ),
+    ] = None
+    early_stopping: Annotated[
+        int | None,
+        declare(RUNS, "N", "End after N epochs without a better accuracy (with --loss, without a smaller loss)."),
+    ] = None
+    target: Annotated[
+        float | None, declare(RUNS, "X", "End at this accuracy, such as 0.9, and report the time to it.")
+    ] = None
+    lr_grid: Annotated[
+        tuple[float, ...],
+        declare(
+            RUNS, "X...", "Train with each step size, and take the best on held-out samples.", consume_multiple=True
+        ),
+    ] = ()
+    seeds: Annotated[
+        int | None,
+        declare(RUNS, "N", "Train with N seeds, from --seed on, and report median, mean and deviation; default: 1."),
     ] = None
 
     config: Annotated[

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -137,6 +137,13 @@ class FileLoader(Loader):
 
     def _copied_to(self, device: torch.device) -> FileLoader:
         return FileLoader(self.files, workers=self.workers, device=device, **self.options)
+
+    def subset(self, rows: Tensor, *, like: Loader | None = None) -> FileLoader:
+        """Return a loader of these files."""
+        treated = like if isinstance(like, FileLoader) else self
+        chosen = {"paths": [self.files.paths[i] for i in rows], "labels": [self.files.labels[i] for i in rows]}
+        files = replace(self.files, random=treated.files.random, **chosen)
+        return FileLoader(files, workers=self.workers, device=self.device, **(like or self).options)
 
     def _read(self, epoch: int, order: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         keys, batches = self._idle.pop() if self._idle else self._start()

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from freewheel._devices import find_device
-from freewheel._errors import of_type, unknown, whole_number
+from freewheel._errors import number, of_type, unknown, whole_number
 from freewheel.data._folders import FOLDERS
+from freewheel.data._hold_out import hold_out
 from freewheel.data._loader import Loader
 from freewheel.data._reviews import reviews
 from freewheel.data._sources import IMAGES, DataSet, synthetic
@@ -37,6 +38,7 @@ class Data:
         name: the name it was loaded by.
         train: shuffled batches of (images, labels), augmented if requested.
         test: batches in a fixed order, never augmented.
+        validation: the same of training samples that were held out, if any were.
         classes: number of classes; labels run from 0 to `classes` - 1.
         in_shape: channels, height and width of an image; steps and features of a sequence, or only its steps.
         vocabulary: the characters of `text` or the words of `imdb`, by their index.
@@ -50,22 +52,26 @@ class Data:
     in_shape: tuple[int, ...]
     vocabulary: str | tuple[str, ...] = ""
     class_names: tuple[str, ...] = ()
+    validation: Loader | None = None
 
     @property
     def description(self) -> str:
         """What there is of it, in words."""
         shape, count = "x".join(map(str, self.in_shape)), f"{self.train.samples:,} {self.things} to train"
         test, device = f"{self.test.samples:,} to test", self.train.device
+        held_out = "" if self.validation is None else f"{self.validation.samples:,} held out, "
         place = "" if device.type == "cpu" or not self.nbytes else f", on {device} ({self.nbytes / 1e6:,.0f} MB)"
         batches = f"batches of {self.train.batch_size}"
-        return f"{self.name}: {count}, {test}, {shape}, {self.classes} classes, {batches}{place}"
+        return f"{self.name}: {count}, {held_out}{test}, {shape}, {self.classes} classes, {batches}{place}"
 
     @property
     def facts(self) -> dict[str, Any]:
         """What there is of it, as plain data."""
+        held_out = {} if self.validation is None else {"validation": self.validation.samples}
         return {
             "name": self.name,
             "train": self.train.samples,
+            **held_out,
             "test": self.test.samples,
             "classes": self.classes,
             "shape": self.in_shape,
@@ -79,11 +85,12 @@ class Data:
     @property
     def nbytes(self) -> int:
         """The memory of all samples, where they are held in memory."""
-        return self.train.nbytes + self.test.nbytes
+        return sum(each.nbytes for each in (self.train, self.test, self.validation) if each is not None)
 
     def to(self, device: str | torch.device) -> Data:
         """The same data on a device, where batches are made, too: they are the same bit for bit."""
-        return replace(self, train=self.train.to(device), test=self.test.to(device))
+        held_out = None if self.validation is None else self.validation.to(device)
+        return replace(self, train=self.train.to(device), test=self.test.to(device), validation=held_out)
 
     def example(self) -> Tensor:
         """The input of the first batch."""
@@ -121,6 +128,7 @@ def load(
     labels: str | None = None,
     size: int | None = None,
     workers: int | None = None,
+    validation: float = 0.0,
     device: str | torch.device = "cpu",
 ) -> Data:
     """Load a data set by name. Nothing is downloaded.
@@ -148,6 +156,8 @@ def load(
         labels: the labels of `cifar100`, `fine` (100 classes, the default) or `coarse` (20).
         size: rows and columns of an image of `imagenet` and `folder`; by default 224.
         workers: processes that read the images of `imagenet` and `folder`; by default 4. They change no batch.
+        validation: share of the training samples that is held out, to choose settings by; the same samples whatever
+            the seed. They are never augmented.
         device: where the samples are kept and batches are made, such as `cuda`: crops, flips and normalization take
             place there, with the numbers drawn on the CPU, and give the same batches bit for bit.
 
@@ -164,6 +174,7 @@ def load(
         of_type("root", root, (str, os.PathLike), "give the path of a folder")
     whole_number("batch_size", batch_size, least=1)
     whole_number("seed", seed, least=0)
+    number("validation", validation, least=0, hint="the share of the training samples to hold out")
     place = find_device(f"device={device!r}", device)
     for argument, limit in (("train_limit", train_limit), ("test_limit", test_limit)):
         if limit is not None:
@@ -185,6 +196,9 @@ def load(
         vocabulary=samples.vocabulary,
         class_names=samples.class_names,
     )
+    if validation:
+        rest, held_out = hold_out(data.train, validation, like=data.test)
+        data = replace(data, train=rest, validation=held_out)
     return data if place.type == "cpu" else data.to(place)
 
 

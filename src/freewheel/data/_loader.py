@@ -92,6 +92,10 @@ class Loader(ABC):
         """A copy whose batches are made on a device."""
 
     @abstractmethod
+    def subset(self, rows: Tensor, *, like: Loader | None = None) -> Loader:
+        """Return a loader of some of the samples, which treats them as `like` treats its own, or as this one does."""
+
+    @abstractmethod
     def _read(self, epoch: int, order: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch in this order, on the loader's device, before the transform."""
 
@@ -203,6 +207,11 @@ class TensorLoader(Loader):
 
     def _copied_to(self, device: torch.device) -> TensorLoader:
         return TensorLoader(self.images.to(device), self.labels.to(device), **self.options)
+
+    def subset(self, rows: Tensor, *, like: Loader | None = None) -> TensorLoader:
+        """Return a loader of these rows."""
+        images, labels = (t.index_select(0, rows.to(t.device)) for t in (self.images, self.labels))
+        return TensorLoader(images, labels, **(like or self).options)
 
     def _read(self, epoch: int, order: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         images, labels = self.images, self.labels

@@ -216,11 +216,11 @@ class Stepper:
                             live
                         ]  # the same dict, also when filled later
 
-    def update(self, layer: Layer, gradients: Sequence[Tensor | None], number: int) -> None:
-        """Update a layer with its gradients from batch `number`."""
+    def update(self, layer: Layer, gradients: Sequence[Tensor | None], number: int, epoch: int) -> None:
+        """Update a layer with its gradients from batch `number`, in this epoch."""
         optimizer = self.stages[layer.stage].optimizer
         assert optimizer is not None
-        self._schedules[layer.stage].advance(number)
+        self._schedules[layer.stage].advance(number, epoch)
         for weight, gradient in zip(self._weights[layer.index], gradients):
             weight.grad = gradient
         optimizer.step()
@@ -229,19 +229,20 @@ class Stepper:
 
 
 class StepSizeSchedule:
-    """A stage's step-size schedule by batch: batch n has the step size after n scheduler steps."""
+    """A stage's step-size schedule: batch n of epoch e has the step size after n scheduler steps, or after e."""
 
     def __init__(self, stage: Stage) -> None:
-        self._scheduler, self._batches = stage.scheduler, 0
+        self._scheduler, self._steps = stage.scheduler, 0
+        self._by_epoch = stage.config.scheduler_every == "epoch"
         if stage.scheduler is not None and stage.optimizer is not None:
             stage.optimizer.zero_grad()
             stage.optimizer.step()  # a no-op without gradients; torch warns if a scheduler steps first
 
-    def advance(self, number: int) -> None:
-        """Advance to batch `number`; never goes back."""
-        while self._scheduler is not None and self._batches < number:
+    def advance(self, number: int, epoch: int) -> None:
+        """Advance to batch `number`, in this epoch; never goes back."""
+        while self._scheduler is not None and self._steps < (epoch if self._by_epoch else number):
             self._scheduler.step()
-            self._batches += 1
+            self._steps += 1
 
 
 class LayerLocks:

@@ -92,7 +92,6 @@ class Racing(Method):
             "clip": config.clip is not None,
             "slack": config.slack != 0,
             "accumulate": config.accumulate != 1,
-            "scheduler_every='epoch'": config.scheduler_every == "epoch",
             "slow": bool(config.slow),
             "compile": config.compile,
         }

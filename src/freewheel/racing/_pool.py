@@ -85,6 +85,7 @@ class Pool(ABC):
         groups.check(len(self.layers))
         self._schedules = [StepSizeSchedule(stage) for stage in run.stages]
         self._done = 0  # batches
+        self._epochs = 0  # that have ended
 
     @abstractmethod
     def running(self) -> AbstractContextManager[object]:
@@ -123,6 +124,7 @@ class Pool(ABC):
                 self.drain(batch)
                 average(self.copies())
             if batch.cut:
+                self._epochs += 1
                 cut = self.cut()
                 stopped_at = cut if self.run.on_cut(cut) else None
         self.deal(None)
@@ -134,7 +136,7 @@ class Pool(ABC):
         """The network as it is now, with all batches done and all workers idle, and the counts since the last cut."""
         reports = self.reports()
         for schedule in self._schedules:
-            schedule.advance(self._done)
+            schedule.advance(self._done, self._epochs)
         counts = total([report.counts for report in reports])
         losses = sorted((item for report in reports for item in report.losses), key=lambda item: item[0])
         busy = sum(report.busy for report in reports) / len(reports)

@@ -80,7 +80,7 @@ class BatchPass:
         self._weights = [layer.weights(modules) for layer in layers]
         self._missing = [0] * len(layers)  # gradients that a layer still lacks
         self.seen = [0] * len(layers)  # updates of a layer before its forward
-        self.number = 0  # of the batch
+        self.number = self.epoch = 0  # of the batch
         self.on_forward: Callable[[Layer], None] = lambda layer: None  # before a layer's forward
         self.on_gradient: Callable[[Layer], None] = lambda layer: None  # when a layer's gradient is complete
         self._loss: Tensor | None = None
@@ -93,7 +93,7 @@ class BatchPass:
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute the loss of a batch; its graph is retained for the backward."""
-        self.number, unit = batch.number, (batch.number, 0)
+        self.number, self.epoch, unit = batch.number, batch.epoch, (batch.number, 0)
         with self.stream(), torch.enable_grad():
             out = batch.x
             for stage in self._stages:
@@ -239,7 +239,7 @@ class Worker:
         self._started[i] += 1
         with batch_pass.stream(), self._lock(i):
             self._gaps[i] += self._updates.of(i) - batch_pass.seen[i]
-            self.stepper.update(layer, batch_pass.take(layer), number)
+            self.stepper.update(layer, batch_pass.take(layer), number, batch_pass.epoch)
         self._updates.add(self._index, i)
         self._finished[i] += 1
 

@@ -25,5 +25,6 @@ def find(name: str, *, data: str | None = None, model: str | None = None, stages
     """
     one_of("recipe", of_type("recipe", name, str, "give a name such as 'fdg'"), RECIPES)
     of_paper = [recipe for recipe in RECIPES.values() if recipe.paper == name]
-    known = data if any(data in recipe.data for recipe in of_paper) else None
-    return next((each for each in of_paper if each.suits(data=known, model=model, stages=stages)), RECIPES[name])
+    on_data = [recipe for recipe in of_paper if data in recipe.data] or of_paper
+    nearest = RECIPES[name] if RECIPES[name] in on_data else [*on_data, RECIPES[name]][0]
+    return next((each for each in on_data if each.suits(model=model, stages=stages)), nearest)

@@ -12,6 +12,7 @@ import torch
 from freewheel._errors import number, one_of, whole_number
 from freewheel.recipes._schedule import Schedule
 from freewheel.recipes._statistics import OVER, Statistics
+from freewheel.tangents import Transfer
 from freewheel.trainer import Callback, EarlyStopping, History
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -32,7 +33,8 @@ class Recipe:
         methods: The methods that are trained so, the paper's own first.
         data: The data sets.
         models: The networks.
-        stages: With this number of stages or more it is for any network.
+        stages: The number of stages, if the paper has one that is the first to try.
+        least_stages: With this number of stages or more the recipe is for any network.
         epochs: Passes over the training data.
         batch_size: Samples in a batch.
         optimizer: `sgd`, `adam` or `adamw`.
@@ -49,7 +51,7 @@ class Recipe:
         validation: The share of the training samples that is held out for that.
         early_stopping: The epochs without a better accuracy after which the training ends.
         target: An accuracy; the paper reports the time to it.
-        transfer: Whether the classifier of a pretrained network is trained first, see `fw.Transfer`.
+        transfer: The schedule for a pretrained network, without the names of its classifier.
         ours: The settings above that the paper leaves open, or contradicts itself in; these are our choice.
 
     Example:
@@ -66,6 +68,7 @@ class Recipe:
     data: tuple[str, ...]
     models: tuple[str, ...]
     stages: int | None = None
+    least_stages: int | None = None
     epochs: int
     batch_size: int
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -82,7 +85,7 @@ class Recipe:
     validation: float = 0.0
     early_stopping: int = 0
     target: float | None = None
-    transfer: bool = False
+    transfer: Transfer | None = None
     ours: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -95,16 +98,19 @@ class Recipe:
         one_of("epoch", self.epoch, ("last", "best"))
         one_of("over", self.over, OVER)
 
-    def suits(self, *, data: str | None = None, model: str | None = None, stages: int | None = None) -> bool:
-        """Whether the paper trains this network in this number of stages on these data so."""
-        if data is not None and data not in self.data:
-            return False
-        many = self.stages is not None and stages is not None and stages >= self.stages
+    def suits(self, *, model: str | None, stages: int | None) -> bool:
+        """Whether the paper trains this network, in this number of stages, so."""
+        many = self.least_stages is not None and stages is not None and stages >= self.least_stages
         return many or model in self.models
 
     def scaled(self, epochs: int) -> Recipe:
-        """The same in another number of epochs, with the milestones and the warm-up where they are in proportion."""
-        return replace(self, epochs=epochs, schedule=self.schedule.scaled(self.epochs, epochs))
+        """The same in another number of epochs, with milestones and warm-ups in proportion."""
+        transfer, share = self.transfer, epochs / self.epochs
+        if transfer is not None:
+            warmup, ramp = (max(1, round(count * share)) for count in (transfer.warmup, transfer.ramp))
+            transfer = replace(transfer, warmup=warmup, ramp=ramp)
+        schedule = self.schedule.scaled(self.epochs, epochs)
+        return replace(self, epochs=epochs, schedule=schedule, transfer=transfer)
 
     def optimizer_settings(self) -> dict[str, float]:
         """The settings of the optimizer, by torch's names."""

@@ -25,6 +25,7 @@ DSP = Recipe(
     methods=("dsp", "bp", "fr", "dni"),
     data=("cifar10", "cifar100"),
     models=("resnet-164", "resnet-98"),
+    stages=3,
     epochs=300,
     batch_size=128,
     lr=0.01,

@@ -201,7 +201,7 @@ def _batches(
                 yield pending
                 if number == limit:
                     return
-            pending = read(number, item)
+            pending = read(number, item)._replace(epoch=epoch)
             number += 1
             if number == start.batch and start.last not in ("", fingerprint(pending[1:3])):
                 warnings.warn(

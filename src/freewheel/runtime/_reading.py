@@ -22,7 +22,8 @@ PAIRS = "it must give pairs (input, target), or say which parts are which with i
 class Batch(NamedTuple):
     """One batch: its number, the input of the first stage, the target of the last, and its number of samples.
 
-    `length` is the size of the input's second dimension, the number of time steps if it has any.
+    `length` is the size of the input's second dimension, the number of time steps if it has any; `epoch` is that of
+    this fit.
     """
 
     number: int
@@ -31,6 +32,7 @@ class Batch(NamedTuple):
     size: int
     length: int | None
     cut: bool  # whether an epoch ends with it
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
