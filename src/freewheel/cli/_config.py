@@ -20,7 +20,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import tomli_w
 
 import freewheel
-from freewheel.cli._job import Job
+from freewheel.cli._recipe import TRAINING
 from freewheel.cli._train_options import TrainOptions
 
 NAME = "config.toml"
@@ -39,7 +39,13 @@ WANTED: dict[Any, tuple[tuple[type, ...], str]] = {  # by the type of an option:
 # Typing one of the options on the right drops what a file says about the option on the left.
 OVERRIDDEN_BY: dict[str, tuple[str, ...]] = {
     "option": ("method",),
-    **dict.fromkeys(("lr", "momentum", "weight_decay"), ("optimizer",)),
+    **dict.fromkeys(("momentum", "weight_decay"), ("optimizer",)),
+    "lr": ("optimizer", "lr_grid"),
+    "lr_grid": ("optimizer", "lr"),
+    "schedule": ("milestones", "t_max"),
+    **dict.fromkeys(("milestones", "gamma"), ("schedule", "t_max")),
+    "t_max": ("schedule", "milestones"),
+    **dict.fromkeys(("transfer_warmup", "transfer_ramp", "transfer_peak"), ("transfer",)),
     "hidden": ("model",),
     "stages": ("at", "balance"),
     "split": ("at", "balance"),
@@ -93,19 +99,21 @@ def merge(stored: dict[str, Any], typed: Iterable[str]) -> dict[str, Any]:
     out = {
         name: value
         for name, value in stored.items()
-        if name not in names and names.isdisjoint(OVERRIDDEN_BY.get(name, ()))
+        if name not in names
+        and names.isdisjoint(OVERRIDDEN_BY.get(name, ()))
+        and not (name in TRAINING and "recipe" in names)
     }
     if not names & {"save_to", "resume"} and "save_to" not in out:
         out.pop("save_every", None)  # it is for checkpoints, and there will be none
     return out
 
 
-def config_of(job: Job) -> dict[str, Any]:
+def config_of(options: TrainOptions, cut: tuple[int, ...]) -> dict[str, Any]:
     """The options that repeat a run, with its cut, by the names of the fields."""
-    out = {name: value for name, value in asdict(job.settings.options).items() if name not in NOT_WRITTEN}
+    out = {name: value for name, value in asdict(options).items() if name not in NOT_WRITTEN}
     out |= {name: str(out[name].resolve()) for name in PATHS if out[name] is not None}
-    if job.cut:
-        out |= {"balance": job.cut, "split": None}
+    if cut:
+        out |= {"balance": cut, "split": None}
     if out["runtime"] == "torchrun":
         out["runtime"] = None  # how a run is started decides that
     return {name: value for name, value in out.items() if value not in (None, ())}
@@ -125,13 +133,13 @@ def cache_path() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "freewheel" / f"last-run.{NAME}"
 
 
-def write_config(job: Job) -> Path | None:
+def write_config(options: TrainOptions, cut: tuple[int, ...]) -> Path | None:
     """Write the config that repeats a run; returns where, or None if only the cache folder is left and is read-only."""
-    options = config_of(job)
-    order = [field.name for field in fields(TrainOptions) if field.name in options]
-    body = tomli_w.dumps({name.replace("_", "-"): options[name] for name in order})
+    found = config_of(options, cut)
+    order = [field.name for field in fields(TrainOptions) if field.name in found]
+    body = tomli_w.dumps({name.replace("_", "-"): found[name] for name in order})
     head = f"# Freewheel {freewheel.__version__}: freewheel train --config FILE repeats this run.\n"
-    paths = config_paths(job.settings.options)
+    paths = config_paths(options)
     for path in paths:
         try:
             _replace_file(path, f"{head}{DIGEST}{_digest(body)}\n{body}")

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from freewheel._errors import one_of
 from freewheel.cli._own import is_own
 from freewheel.cli._traits import tangents_of, uses_feedback, uses_forward_gradients
 from freewheel.methods import Pipeline
+from freewheel.recipes import OPTIMIZERS
 
 if TYPE_CHECKING:
     from freewheel.cli._train_options import TrainOptions
 
 # The defaults of each optimizer; those of sgd were tried on digits with delays of up to three batches.
-OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, float]]] = {
-    "sgd": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4}),
-    "adam": (torch.optim.Adam, {"lr": 1e-3, "weight_decay": 0.0}),
-    "adamw": (torch.optim.AdamW, {"lr": 1e-3, "weight_decay": 1e-2}),
+SETTINGS: dict[str, dict[str, float]] = {
+    "sgd": {"lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4},
+    "adam": {"lr": 1e-3, "weight_decay": 0.0},
+    "adamw": {"lr": 1e-3, "weight_decay": 1e-2},
 }
 # Forward gradients are noisy. Step sizes tried on digits, by what the tangents perturb.
 FORWARD_LR: dict[str, dict[str, float]] = {
@@ -68,7 +67,7 @@ def optimizer_defaults(options: TrainOptions, pipeline: Pipeline) -> dict[str, A
     adaptive = forward or feedback or pipeline.credit.name == "synthetic" or options.data.lower() == "imdb"
     name = ("adam" if adaptive else "sgd") if options.optimizer is None else options.optimizer
     one_of("optimizer", name, OPTIMIZERS)
-    _, takes = OPTIMIZERS[name]
+    takes = SETTINGS[name]
     if options.momentum is not None and "momentum" not in takes:
         raise ValueError(f"--momentum {options.momentum:g}: {name} has none, it is for sgd")
     chosen = dict(takes)
@@ -77,4 +76,5 @@ def optimizer_defaults(options: TrainOptions, pipeline: Pipeline) -> dict[str, A
     if feedback:
         chosen["lr"] = FEEDBACK_LR[name]
     given = {setting: getattr(options, setting) for setting in takes}
-    return {"optimizer": name, **chosen, **{key: value for key, value in given.items() if value is not None}}
+    out = {"optimizer": name, **chosen, **{key: value for key, value in given.items() if value is not None}}
+    return {**out, "lr": None} if options.lr_grid else out

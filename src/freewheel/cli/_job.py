@@ -43,6 +43,11 @@ class Job:
     compiling: Compiling
 
     @property
+    def scored(self) -> Any:
+        """The loader that is scored after every epoch: held-out samples if there are any, else the test samples."""
+        return self.data.validation or self.data.test
+
+    @property
     def parameters(self) -> int:
         """The number of trained parameters."""
         return sum(p.numel() for p in self.untrained.parameters())
@@ -59,12 +64,12 @@ def prepare(settings: Settings) -> Job:
     untrained = copy.deepcopy(model)
     settings, stages, cut = _cut(settings, model, data.example())
     method = settings.method if transfer is None else with_transfer(settings.method, transfer)
-    updates = _updates(options, data)
-    trainer = _trainer(settings, stages, method, updates=updates)
-    compiling = choose_compiling(settings, trainer, updates)
+    batches = _batches(settings, data)
+    trainer = _trainer(settings, stages, method, batches=batches)
+    compiling = choose_compiling(settings, trainer, options.epochs * (batches or 0))
     settings = replace(settings, options=replace(settings.options, compile=compiling.compiles))
     if compiling.compiles != trainer.config.compile:
-        trainer = _trainer(settings, stages, method, updates=updates)
+        trainer = _trainer(settings, stages, method, batches=batches)
     if trainer.method.planned and RUNTIMES[trainer.config.runtime].local:
         data = _near(data, settings.devices[0])
     return Job(
@@ -95,13 +100,16 @@ def _build(settings: Settings, data: Data | OwnData) -> nn.Module:
     return freewheel.models.build(name, **data.shapes, **choices)
 
 
-def _updates(options: TrainOptions, data: Data | OwnData) -> int:
-    """The updates of the whole run, over which a cosine goes to 0."""
-    if not sized(data.train):
-        if options.schedule != "constant":
-            raise ValueError(f"--schedule {options.schedule}: the loader of {data.name} has no length; give constant")
-        return 0
-    return options.epochs * len(data.train)
+def _batches(settings: Settings, data: Data | OwnData) -> int | None:
+    """The batches of an epoch, which a schedule by batch must know."""
+    if sized(data.train):
+        return len(data.train)
+    if settings.schedule.every == "batch" and not settings.schedule.fixed:
+        raise ValueError(
+            f"--schedule {settings.options.schedule}: the loader of {data.name} has no length; give constant, or "
+            "--schedule-every epoch"
+        )
+    return None
 
 
 def _load(options: TrainOptions) -> Data:
@@ -119,9 +127,11 @@ def _load(options: TrainOptions) -> Data:
             labels=options.labels,
             size=options.size,
             workers=options.workers,
+            validation=options.validation or 0.0,
         )
     except ValueError as error:
-        raise ValueError(str(error).replace("pass root=", "give --data-root")) from error
+        text = str(error).replace("pass root=", "give --data-root").replace("validation=", "--validation ")
+        raise ValueError(text) from error
 
 
 def _cut(settings: Settings, model: nn.Module, example: Any) -> tuple[Settings, freewheel.Stages, tuple[int, ...]]:
@@ -149,18 +159,18 @@ def _cut(settings: Settings, model: nn.Module, example: Any) -> tuple[Settings, 
 
 
 def _trainer(
-    settings: Settings, stages: freewheel.Stages, method: freewheel.Method, *, updates: int
+    settings: Settings, stages: freewheel.Stages, method: freewheel.Method, *, batches: int | None
 ) -> freewheel.Trainer:
     options = settings.options
     loss = F.cross_entropy if options.loss is None else own_function("--loss", options.loss)
-    cosine = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=updates)
     make = freewheel.Trainer if options.resume is None else partial(freewheel.Trainer.resume, options.resume)
     return make(
         stages,
         method=method,
         loss=loss,
         optimizer=settings.optimizer_factory(),
-        scheduler=None if options.schedule == "constant" else cosine,
+        scheduler=settings.schedule.factory(options.epochs, batches),
+        scheduler_every=settings.schedule.every,
         runtime=str(options.runtime),
         replicas=options.replicas,
         seed=options.seed,

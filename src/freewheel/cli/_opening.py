@@ -5,17 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from freewheel.cli._end import describe_end, describe_runs
 from freewheel.cli._job import Job
 from freewheel.cli._output import plural
 from freewheel.cli._plan import locks
+from freewheel.cli._recipe import describe_recipe
+from freewheel.cli._train_options import TrainOptions
 from freewheel.cli._traits import describe_tangents
 from freewheel.cli._transfer import describe_transfer
 
 
-def opening(job: Job, config: Path | None) -> Iterator[str]:
-    """The lines that say what will be trained; `config` is where the config that repeats the run was written."""
+def opening(job: Job, config: Path | None, several: TrainOptions | None = None) -> Iterator[str]:
+    """The lines that say what will be trained.
+
+    Args:
+        job: The run, or the first of several.
+        config: Where the config that repeats it was written.
+        several: The options of all runs, if there are several.
+    """
     settings, options, data = job.settings, job.settings.options, job.data
-    values = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in settings.optimizer_settings().items())
+    grid = several.lr_grid if several else ()
+    shown = settings.optimizer_settings().items()
+    values = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in shown if name != "lr" or not grid)
+    whole = several or options
+    yield from describe_recipe(whole)
     yield f"data     {data.description}"
     yield f"model    {options.model}: {job.parameters:,} parameters"
     if job.pretrained is not None:
@@ -23,7 +36,13 @@ def opening(job: Job, config: Path | None) -> Iterator[str]:
     yield from _method_and_runtime(job)
     if job.compiling.reason:
         yield f"compile  {job.compiling}"
-    yield f"steps    {options.optimizer}: {values}, {options.schedule} schedule, seed {options.seed}"
+    schedule = f"{settings.schedule} schedule" if str(settings.schedule) == options.schedule else f"{settings.schedule}"
+    seed = "" if several else f", seed {options.seed}"
+    yield f"steps    {options.optimizer}: {values}, {schedule}{seed}"
+    if several:
+        yield f"runs     {describe_runs(several)}"
+    if end := describe_end(options):
+        yield f"ends     {end}"
     if settings.forward:
         yield f"tangents {describe_tangents(settings.pipeline)}"
     if job.transfer is not None:

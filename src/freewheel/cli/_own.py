@@ -39,6 +39,7 @@ class OwnData:
     test: Any
     things: str = "samples"
     vocabulary: str = ""
+    validation: None = None
 
     @property
     def description(self) -> str:

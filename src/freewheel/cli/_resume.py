@@ -1,4 +1,4 @@
-"""Options from a file: those of `--config`, and those of a run that `--resume` continues."""
+"""Options that are not typed: those of `--config`, of a run that `--resume` continues, and of a recipe."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from cyclopts import App, ArgumentCollection, Token
 from freewheel.checkpoint import find
 from freewheel.cli._config import NAME, PATHS, is_unchanged, merge, read_config
 from freewheel.cli._method_options import complete_options, write_value
+from freewheel.cli._recipe import recipe_defaults
 from freewheel.cli._train_options import flag
 from freewheel.runtime import is_one_of_several
 from freewheel.trainer import History
@@ -19,13 +20,18 @@ FREE = ("runtime", "slack", "data_root", "save_every", "compare", "json", "save"
 
 
 def fill_in(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Give options that were not typed the values in the file of `--config`, or of the run that `--resume` names."""
+    """Give options that were not typed their values in the file of `--config`, or of the run that `--resume` names.
+
+    What neither says is that of the recipe, if there is one.
+    """
     by_name = {argument.field_info.name: argument for argument in arguments if argument.keys}
     typed: dict[str, Any] = {name: argument.convert() for name, argument in by_name.items() if argument.tokens}
     if "resume" in typed:
         stored = options_of_run(typed["resume"], typed)
     else:
         stored = merge(read_config(typed["config"]), typed) if "config" in typed else {}
+    if "recipe" in (given := {**stored, **typed}):
+        stored = {**merge(recipe_defaults(given), given.keys() - {"recipe"}), **stored}
     for name in stored.keys() - typed.keys():
         by_name[name].append(Token(implicit_value=stored[name], source="config"))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
 
 from freewheel.cli._config import write_config
+from freewheel.cli._end import callbacks
 from freewheel.cli._job import Job, prepare
 from freewheel.cli._one_core import OneCore
 from freewheel.cli._opening import opening
@@ -18,30 +20,48 @@ from freewheel.cli._summary import RunSummary
 from freewheel.trainer import History
 
 
+class Summary(Protocol):
+    """What one run or several have come to."""
+
+    @property
+    def job(self) -> Job | None:
+        """The run whose network is written by `--save`."""
+        ...
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C has ended it."""
+        ...
+
+    def print_tables(self) -> None:
+        """Print what there is to see of epochs and runs."""
+
+    def lines(self) -> Iterator[str]:
+        """The closing lines."""
+        ...
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        ...
+
+
 def run(settings: Settings) -> RunSummary:
     """Train, and time plain PyTorch on one core before and after."""
     options = settings.options
     job = prepare(settings)
-    config = None if follows() or options.resume is not None else write_config(job)
+    config = None if follows() or options.resume is not None else write_config(job.settings.options, job.cut)
     if not options.quiet:
         for line in opening(job, config):
             print_line(line)
     one_core = OneCore(job) if options.compare else None
     _time_one_core(one_core, quiet=options.quiet)
-    history = _fit(job)
+    history = fit(job)
     if not history.interrupted:
         _time_one_core(one_core, quiet=options.quiet)
-    last = history.epochs[-1] if history.epochs else None
-    score = last.validation if last is not None and last.complete else None
-    return RunSummary(
-        job=job,
-        history=history,
-        score=score or job.trainer.evaluate(job.data.test),
-        one_core=one_core,
-    )
+    return RunSummary(job=job, history=history, score=test_score(job, history), one_core=one_core)
 
 
-def _fit(job: Job) -> History:
+def fit(job: Job) -> History:
     """Train, unless the resumed run is complete."""
     options = job.settings.options
     if options.resume is not None and job.trainer.unfinished is None:
@@ -49,11 +69,19 @@ def _fit(job: Job) -> History:
     return job.trainer.fit(
         job.data.train,
         options.epochs,
-        validate=job.data.test,
+        validate=job.scored,
+        callbacks=callbacks(options),
         progress=False if options.quiet else None,
         save_to=options.save_to,
         save_every=job.settings.interval,
     )
+
+
+def test_score(job: Job, history: History) -> Any:
+    """The score of the trained network on the test samples, measured now unless the last epoch ended with that."""
+    last = history.epochs[-1] if history.epochs else None
+    known = last.validation if last is not None and last.complete and job.data.validation is None else None
+    return known or job.trainer.evaluate(job.data.test)
 
 
 def _time_one_core(one_core: OneCore | None, *, quiet: bool) -> None:
@@ -64,11 +92,13 @@ def _time_one_core(one_core: OneCore | None, *, quiet: bool) -> None:
     one_core.time()
 
 
-def write_results(summary: RunSummary) -> Iterator[str]:
+def write_results(summary: Summary) -> Iterator[str]:
     """Write the files that were asked for; yields the lines that report them."""
-    options = summary.job.settings.options
+    job = summary.job
+    assert job is not None
+    options = job.settings.options
     if options.json is not None:
         yield from write_json(summary.as_dict(), options.json)
     if options.save is not None:
-        torch.save(summary.job.trainer.model().state_dict(), options.save)
+        torch.save(job.trainer.model().state_dict(), options.save)
         yield f"wrote {options.save}"

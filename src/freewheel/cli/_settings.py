@@ -15,18 +15,24 @@ from freewheel._cores import cores, share
 from freewheel._devices import find_device
 from freewheel._errors import one_of, whole_number
 from freewheel.checkpoint import finished
-from freewheel.cli._defaults import OPTIMIZERS, RECURRENT, network_defaults, optimizer_defaults
+from freewheel.cli._defaults import RECURRENT, SETTINGS, network_defaults, optimizer_defaults
+from freewheel.cli._end import end_defaults, run_names
 from freewheel.cli._method_options import complete_options, find_method, options_of, read_slow
 from freewheel.cli._output import check_file
 from freewheel.cli._own import absolute, check_own, is_own
+from freewheel.cli._recipe import chosen_recipe
+from freewheel.cli._step_sizes import check_warmup, schedule_defaults, step_sizes
 from freewheel.cli._train_options import TrainOptions, flag
 from freewheel.cli._traits import uses_forward_gradients
 from freewheel.cli._transfer import check_transfer, transfer_defaults
 from freewheel.methods import Method, Pipeline
+from freewheel.recipes import OPTIMIZERS, Schedule
 from freewheel.runtime import RUNTIMES, check_started, is_one_of_several, is_started, rank_and_size
 
-SCHEDULES = ("cosine", "constant")
-AT_LEAST_1 = ("epochs", "stages", "replicas", "threads", "limit", "test_limit", "size", "resize", "hidden")
+AT_LEAST_1 = (
+    *("epochs", "stages", "replicas", "threads", "limit", "test_limit"),
+    *("size", "resize", "hidden", "seeds"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +43,7 @@ class Settings:
     method: Method  # `--transfer` is added once the network is built
     pipeline: Pipeline  # of the method, for these stages
     devices: tuple[torch.device, ...]  # of each stage
+    schedule: Schedule
 
     @property
     def forward(self) -> bool:
@@ -67,11 +74,11 @@ class Settings:
 
     def optimizer_settings(self) -> dict[str, float]:
         """The settings of the optimizer."""
-        return {name: getattr(self.options, name) for name in OPTIMIZERS[str(self.options.optimizer)][1]}
+        return {name: getattr(self.options, name) for name in SETTINGS[str(self.options.optimizer)]}
 
     def optimizer_factory(self) -> Any:
         """A function that makes an optimizer of some parameters."""
-        return partial(OPTIMIZERS[str(self.options.optimizer)][0], **self.optimizer_settings())  # pyright: ignore[reportArgumentType]
+        return partial(OPTIMIZERS[str(self.options.optimizer)], **self.optimizer_settings())  # pyright: ignore[reportArgumentType]
 
 
 def resolve(options: TrainOptions) -> Settings:
@@ -94,15 +101,19 @@ def resolve(options: TrainOptions) -> Settings:
     )
     assert options.stages is not None
     pipeline = method.over(options.replicas).stage_pipeline(options.stages)
-    one_of("schedule", options.schedule, SCHEDULES)
     options = replace(
         options,
         split=_balanced_by(options, pipeline),
         threads=options.threads or share(method.total_workers(options.stages * options.replicas)),
         **network_defaults(options, pipeline),
         **optimizer_defaults(options, pipeline),
+        **schedule_defaults(options),
         **transfer_defaults(options),
+        **end_defaults(options),
     )
+    options = replace(options, recipe=chosen_recipe(options))
+    schedule = step_sizes(options)
+    check_warmup(options)
     check_transfer(options, forward=uses_forward_gradients(pipeline), method_options=options_of(method))
     devices = tuple(
         find_device(f"--device {name}", name.strip())
@@ -114,7 +125,7 @@ def resolve(options: TrainOptions) -> Settings:
     _check_saving(options, method)
     for name in ("json", "save", "write_config"):
         check_file(flag(name), getattr(options, name))
-    return Settings(options=options, method=method, pipeline=pipeline, devices=devices)
+    return Settings(options=options, method=method, pipeline=pipeline, devices=devices, schedule=schedule)
 
 
 def _runtime_defaults(options: TrainOptions, method: Method) -> dict[str, Any]:
@@ -184,7 +195,8 @@ def _check_saving(options: TrainOptions, method: Method) -> None:
         )
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"--save-to {folder}: that is a file, give a folder")
-    if options.resume is None and folder.is_dir() and finished(folder):
+    folders = [folder / name for name in run_names(options)] or [folder]
+    if options.resume is None and any(each.is_dir() and finished(each) for each in folders):
         raise ValueError(
             f"--save-to {folder}: there are checkpoints of an earlier run; continue it with --resume {folder}, or name "
             "another folder"

@@ -12,6 +12,7 @@ import torch
 
 import freewheel
 from freewheel._cores import cores
+from freewheel.cli._end import describe_times
 from freewheel.cli._job import Job
 from freewheel.cli._one_core import OneCore
 from freewheel.cli._output import new_table, plural, print_line, print_table
@@ -27,7 +28,7 @@ class RunSummary:
 
     job: Job
     history: History
-    score: Score
+    score: Score  # on the test samples
     one_core: OneCore | None
 
     @property
@@ -47,9 +48,15 @@ class RunSummary:
             return None
         return self.images_per_second / self.one_core.images_per_second
 
-    def print_epochs(self) -> None:
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C has ended it."""
+        return self.history.interrupted
+
+    def print_tables(self) -> None:
         """Print a table with a row for each epoch, or for some of many."""
-        numbers = ("epoch", "loss", "test loss", "test accuracy", f"{self.job.data.things}/s")
+        scored = "test" if self.job.data.validation is None else "held-out"
+        numbers = ("epoch", "loss", f"{scored} loss", f"{scored} accuracy", f"{self.job.data.things}/s")
         table = new_table(*numbers, "busy", "staleness", right=numbers)
         epochs = self.history.epochs
         rows = pick(len(epochs), MOST_ROWS)
@@ -74,6 +81,7 @@ class RunSummary:
             yield f"test {loss} ({samples}) {after}"
         else:
             yield f"test accuracy {self.score.metric:.2%} ({loss}, {samples}) {after}"
+        yield from describe_times(self.job.settings.options, self.history)
         if self.images_per_second is None:
             return
         speed = f"{self.images_per_second:,.0f} {things}/s"
@@ -94,6 +102,7 @@ class RunSummary:
             "pretrained": None if job.pretrained is None else asdict(job.pretrained),
             "transfer": None if job.transfer is None else asdict(job.transfer),
             "optimizer": {"name": options.optimizer, **job.settings.optimizer_settings()},
+            "time_to_target": _time_to_target(options.target, self.history),
             "runtime": job.trainer.config.runtime,
             "stages": len(job.stages),
             "replicas": job.trainer.config.replicas,
@@ -136,6 +145,11 @@ def pick(count: int, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
+def _time_to_target(target: float | None, history: History) -> dict[str, Any] | None:
+    reached = history.time_to(target) if target else None
+    return None if reached is None else reached._asdict()
 
 
 def _layer_staleness(epoch: Epoch) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from cyclopts import Group, Parameter
+from cyclopts import CoercionError, Group, Parameter, Token
 
 from freewheel.cli._transfer import DEFAULTS
 
@@ -25,6 +26,19 @@ OUT = Group("Output", sort_key=9)
 def declare(panel: Group, metavar: str, text: str, *short: str, **more: Any) -> Parameter:
     """An option with its help panel, its metavar (empty for a flag), its help and its short names."""
     return Parameter(group=panel, metavar=metavar or None, help=text, alias=short, **more)
+
+
+def several(kind: type[Any], tokens: Sequence[Token]) -> Any:
+    """Several numbers, with spaces or commas between them."""
+    number = get_args(kind)[0]
+    found: list[Any] = []
+    for token in tokens:
+        for text in filter(None, token.value.split(",")):
+            try:
+                found.append(number(text))
+            except ValueError:
+                raise CoercionError(token=token, target_type=number) from None
+    return tuple(found)
 
 
 @Parameter(name="*")  # the fields are options of the command itself
@@ -152,7 +166,13 @@ class TrainOptions:
     ] = None
     milestones: Annotated[
         tuple[int, ...],
-        declare(SCHEDULE, "N...", "Epochs after which the step size is multiplied by --gamma.", consume_multiple=True),
+        declare(
+            SCHEDULE,
+            "N...",
+            "Epochs after which the step size is multiplied by --gamma.",
+            consume_multiple=True,
+            converter=several,
+        ),
     ] = ()
     gamma: Annotated[float | None, declare(SCHEDULE, "X", "Its factor at a milestone; default: 0.1.")] = None
     t_max: Annotated[
@@ -208,7 +228,11 @@ class TrainOptions:
     lr_grid: Annotated[
         tuple[float, ...],
         declare(
-            RUNS, "X...", "Train with each step size, and take the best on held-out samples.", consume_multiple=True
+            RUNS,
+            "X...",
+            "Train with each step size, and take the best on held-out samples.",
+            consume_multiple=True,
+            converter=several,
         ),
     ] = ()
     seeds: Annotated[

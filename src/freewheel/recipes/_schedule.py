@@ -107,7 +107,8 @@ class Schedule:
         marks: list[int] = []
         for milestone in self.milestones:
             marks.append(max(round(milestone * share), (marks[-1] if marks else warmup) + 1))
-        t_max = None if self.t_max is None else max(1, round(self.t_max * share))
+        whole = self.t_max is not None and self.warmup_epochs + self.t_max == before  # it ends with the training
+        t_max = self.t_max and max(1, epochs - warmup if whole else round(self.t_max * share))
         return replace(self, milestones=tuple(marks), t_max=t_max, warmup_epochs=warmup)
 
     def step_sizes(self, lr: float, epochs: int) -> list[float]:
@@ -136,7 +137,8 @@ class Schedule:
         if not self.warmup_epochs:
             return form
         kind = "at" if self.warmup == "constant" else "from"
-        return f"{self.warmup_epochs} epochs of warm-up {kind} {self.warmup_lr:g}, then {form}"
+        plural = "" if self.warmup_epochs == 1 else "s"
+        return f"{self.warmup_epochs} epoch{plural} of warm-up {kind} {self.warmup_lr:g}, then {form}"
 
 
 def _build(optimizer: Optimizer, *, schedule: Schedule, epochs: int, steps: int) -> LRScheduler:
