@@ -39,11 +39,14 @@ RUNS = {
     "replicas": ("--method", "gpipe", "-o", "micro=2", "--replicas", "2", "--stages", "2", "--momentum", "0"),
     "transfer": ("--method", "asyncfgd", "--transfer", "--transfer-warmup", "1", "--transfer-ramp", "1", "-k", "2"),
     "sequences": ("--data", "digits-rows", "--hidden", "8", "--stages", "2"),
+    "a recipe": ("--recipe", "fdg", "--data", "digits", "--stages", "3", "--seeds", "1", "--lr", "0.05"),
+    "step sizes": ("--recipe", "asyncfgd", "--data", "digits", "--lr-grid", "1e-4", "1e-3", "--at", "fc2"),
+    "a warm-up": ("--warmup-epochs", "1", "--warmup-lr", "0.01", "--warmup", "linear", "--t-max", "3", "-k", "2"),
     "a race in one thread": ("--method", "async-bu", "--runtime", "simulate"),
 }
 
 
-OFTEN = ("measured cut", "method options", "replicas", "transfer")
+OFTEN = ("measured cut", "method options", "replicas", "transfer", "a recipe", "step sizes")
 
 
 @pytest.mark.parametrize("name", [name if name in OFTEN else rarely(name) for name in RUNS])
@@ -70,7 +73,8 @@ def test_everything_is_resolved(tmp_path: Path):
         "data": "digits", "limit": 200, "batch-size": 64, "model": "digits-cnn", "stages": 2, "method": "fdg",
         "option": ["shrink=0.5", "order=backward"], "runtime": "threads", "replicas": 1, "slack": 0, "device": "cpu",
         "epochs": 2, "optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight-decay": 0.0005, "schedule": "cosine",
-        "bf16": False, "check": True, "compile": False, "seed": 0, "transfer": False,
+        "bf16": False, "check": True, "compile": False, "seed": 0, "transfer": False, "schedule-every": "batch",
+        "warmup-epochs": 0, "validation": 0.0, "early-stopping": 0, "target": 0.0, "seeds": 1,
     }  # fmt: skip
 
 

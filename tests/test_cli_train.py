@@ -229,7 +229,7 @@ def test_an_interrupted_run_still_reports(monkeypatch: pytest.MonkeyPatch, tmp_p
             signal.raise_signal(signal.SIGINT)
 
     def interrupted(self: fw.Trainer, *args: Any, **kwargs: Any) -> fw.History:
-        return fit(self, *args, **kwargs, callbacks=[interrupt])
+        return fit(self, *args, **{**kwargs, "callbacks": [*kwargs["callbacks"], interrupt]})
 
     monkeypatch.setattr(fw.Trainer, "fit", interrupted)
     monkeypatch.setattr(_one_core, "SECONDS", 0.01)
