@@ -17,6 +17,9 @@ from test_cli_train import good, run, same
 BRIEF = ("--epochs", "3", "--limit", "200", "--threads", "1", "--stages", "2", "--no-compare", "-q")
 
 
+WARM_UP = ("--recipe", "fdg-warmup", "--data", "digits", "--seeds", "1", "--batch-size", "64")  # then milestones
+
+
 def same_files(one: Path, two: Path) -> bool:
     return same(torch.load(one), torch.load(two))
 
@@ -28,7 +31,9 @@ def cut_off(folder: Path, batches: int) -> None:
             shutil.rmtree(path)
 
 
-@pytest.mark.parametrize("method", [("--method", "fdg", "-o", "shrink=0.5"), ("--method", "asyncfgd")], ids="-".join)
+@pytest.mark.parametrize(
+    "method", [("--method", "fdg", "-o", "shrink=0.5"), ("--method", "asyncfgd"), WARM_UP], ids="-".join
+)
 def test_a_run_goes_on_without_other_options(method, tmp_path, monkeypatch):
     """The cut was measured, and would be another one today; images come in an order that depends on the epoch."""
     monkeypatch.setattr(_writer, "RETAINED", 99)

@@ -133,7 +133,13 @@ def may_repeat(run: Run) -> bool:
     if spec.writer is not None or spec.steps or spec.norms or config.slow:
         return False
     schedulers = [stage.scheduler for stage in run.stages if config.scheduler_every == "batch"]
-    return all(each is None or type(each) in STEP_SIZES_ALONE for each in schedulers)
+    return all(each is None or _changes_step_sizes_alone(each) for each in schedulers)
+
+
+def _changes_step_sizes_alone(scheduler: lr_scheduler.LRScheduler) -> bool:
+    if type(scheduler) is lr_scheduler.SequentialLR:
+        return all(map(_changes_step_sizes_alone, scheduler._schedulers))
+    return type(scheduler) in STEP_SIZES_ALONE
 
 
 def slots_of(schedule: Schedule) -> int:
