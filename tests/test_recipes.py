@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import freewheel as fw
-from freewheel.recipes import RECIPES, Schedule
+from freewheel.recipes import RECIPES, LRSchedule
 from rows import batches, network, same_bits, tensors, trainer
 from spread import rarely, spread
 from test_schedulers import halves, net
@@ -169,11 +169,11 @@ def test_a_recipe_is_the_same_on_every_runtime(method: str, runtime: str):
 )
 def test_wrong_schedules(arguments: dict, message: str):
     with pytest.raises((ValueError, TypeError), match=message):
-        Schedule(**arguments)
+        LRSchedule(**arguments)
 
 
 def test_a_warm_up_is_not_larger_than_what_follows():
-    make = Schedule(warmup_epochs=1, warmup_lr=0.2).factory(3)
+    make = LRSchedule(warmup_epochs=1, warmup_lr=0.2).factory(3)
     with pytest.raises(ValueError, match=r"warmup_lr=0.2 with lr=0.1: a warm-up has the smaller step size"):
         make(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1))
 

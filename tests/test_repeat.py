@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import freewheel as fw
+from freewheel.recipes import LRSchedule
 from freewheel.runtime import RuntimeChoice, _auto
 from freewheel.runtime._capture import CapturingLauncher
 from freewheel.runtime._fixed import NotCapturedError
@@ -88,6 +89,12 @@ def test_events_order_all_that_touches_the_same_memory(row):
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_any_number_of_stages(k, repeated):
     assert_same(*(trained("pipedream", runtime, stages=network(k)) for runtime in BOTH))
+    assert len(repeated) >= 10
+
+
+def test_a_warm_up_changes_step_sizes_alone(repeated):
+    schedule = LRSchedule(shape="cosine", warmup_epochs=1, warmup_lr=0.001, warmup="linear", every="batch")
+    assert_same(*(trained("fdg", runtime, scheduler=schedule.factory(2, 41)) for runtime in BOTH))
     assert len(repeated) >= 10
 
 

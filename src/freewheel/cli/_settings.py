@@ -26,7 +26,7 @@ from freewheel.cli._train_options import TrainOptions, flag
 from freewheel.cli._traits import uses_forward_gradients
 from freewheel.cli._transfer import check_transfer, transfer_defaults
 from freewheel.methods import Method, Pipeline
-from freewheel.recipes import OPTIMIZERS, Schedule
+from freewheel.recipes import OPTIMIZERS, LRSchedule
 from freewheel.runtime import RUNTIMES, check_started, is_one_of_several, is_started, rank_and_size
 
 AT_LEAST_1 = (
@@ -43,7 +43,7 @@ class Settings:
     method: Method  # `--transfer` is added once the network is built
     pipeline: Pipeline  # of the method, for these stages
     devices: tuple[torch.device, ...]  # of each stage
-    schedule: Schedule
+    schedule: LRSchedule
 
     @property
     def forward(self) -> bool:

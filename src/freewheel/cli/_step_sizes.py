@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from freewheel._errors import one_of, whole_number
-from freewheel.recipes import EVERY, SHAPES, WARMUPS, Schedule
+from freewheel.recipes import EVERY, SHAPES, WARMUPS, LRSchedule
 
 if TYPE_CHECKING:
     from freewheel.cli._train_options import TrainOptions
@@ -58,10 +58,10 @@ def check_warmup(options: TrainOptions) -> None:
             raise ValueError(f"--warmup-lr {options.warmup_lr:g} with --lr {lr:g}: a warm-up has the smaller step size")
 
 
-def step_sizes(options: TrainOptions) -> Schedule:
+def step_sizes(options: TrainOptions) -> LRSchedule:
     """The schedule; `options` have their defaults filled in."""
     try:
-        return Schedule(
+        return LRSchedule(
             shape=options.schedule,  # pyright: ignore[reportArgumentType]
             milestones=options.milestones,
             gamma=GAMMA if options.gamma is None else options.gamma,

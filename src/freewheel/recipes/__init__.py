@@ -5,7 +5,7 @@ from __future__ import annotations
 from freewheel._errors import of_type, one_of
 from freewheel.recipes import async_lu, asyncfgd, dsp, fdg
 from freewheel.recipes._recipe import OPTIMIZERS as OPTIMIZERS, Recipe as Recipe, by_name
-from freewheel.recipes._schedule import EVERY as EVERY, SHAPES as SHAPES, WARMUPS as WARMUPS, Schedule as Schedule
+from freewheel.recipes._schedule import EVERY as EVERY, SHAPES as SHAPES, WARMUPS as WARMUPS, LRSchedule as LRSchedule
 from freewheel.recipes._statistics import Statistics as Statistics
 
 RECIPES: dict[str, Recipe] = by_name(module.RECIPES for module in (asyncfgd, fdg, dsp, async_lu))

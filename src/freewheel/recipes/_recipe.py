@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from freewheel._errors import number, one_of, whole_number
-from freewheel.recipes._schedule import Schedule
+from freewheel.recipes._schedule import LRSchedule
 from freewheel.recipes._statistics import OVER, Statistics
 from freewheel.tangents import Transfer
 from freewheel.trainer import Callback, EarlyStopping, History
@@ -75,7 +75,7 @@ class Recipe:
     lr: float
     momentum: float | None = None
     weight_decay: float = 0.0
-    schedule: Schedule = field(default_factory=Schedule)
+    schedule: LRSchedule = field(default_factory=LRSchedule)
     augment: bool = False
     seeds: int = 1
     metric: Literal["accuracy", "error"] = "accuracy"

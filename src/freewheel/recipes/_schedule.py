@@ -19,7 +19,7 @@ EVERY = ("epoch", "batch")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class LRSchedule:
     """How the step size goes from epoch to epoch. All epochs are counted from 0 at the start of the training.
 
     Args:
@@ -33,7 +33,7 @@ class Schedule:
         every: Whether the step size changes after an `epoch` or after every `batch`.
 
     Example:
-        >>> schedule = Schedule(shape="multistep", milestones=(4, 6), warmup_epochs=2, warmup_lr=0.01)
+        >>> schedule = LRSchedule(shape="multistep", milestones=(4, 6), warmup_epochs=2, warmup_lr=0.01)
         >>> [float(f"{lr:.6g}") for lr in schedule.step_sizes(lr=0.1, epochs=8)]
         [0.01, 0.01, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
     """
@@ -95,11 +95,11 @@ class Schedule:
             return partial(_build, schedule=self, epochs=epochs, steps=1)
         return partial(_build, schedule=self, epochs=epochs, steps=whole_number("batches", batches, least=1))
 
-    def scaled(self, before: int, epochs: int) -> Schedule:
+    def scaled(self, before: int, epochs: int) -> LRSchedule:
         """The same shape in another number of epochs.
 
         Example:
-            >>> Schedule(shape="multistep", milestones=(150, 225, 275)).scaled(300, 12).milestones
+            >>> LRSchedule(shape="multistep", milestones=(150, 225, 275)).scaled(300, 12).milestones
             (6, 9, 11)
         """
         share = epochs / before
@@ -115,7 +115,7 @@ class Schedule:
         """The step size of each epoch, or at the beginning of it where it changes with every batch.
 
         Example:
-            >>> [round(lr, 4) for lr in Schedule(shape="cosine").step_sizes(lr=1.0, epochs=4)]
+            >>> [round(lr, 4) for lr in LRSchedule(shape="cosine").step_sizes(lr=1.0, epochs=4)]
             [1.0, 0.8536, 0.5, 0.1464]
         """
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
@@ -141,7 +141,7 @@ class Schedule:
         return f"{self.warmup_epochs} epoch{plural} of warm-up {kind} {self.warmup_lr:g}, then {form}"
 
 
-def _build(optimizer: Optimizer, *, schedule: Schedule, epochs: int, steps: int) -> LRScheduler:
+def _build(optimizer: Optimizer, *, schedule: LRSchedule, epochs: int, steps: int) -> LRScheduler:
     """The scheduler of an optimizer; it is stepped `steps` times in an epoch."""
     warmup = schedule.warmup_epochs
     main = _main(optimizer, schedule, max(1, epochs - warmup), steps)
@@ -159,7 +159,7 @@ def _build(optimizer: Optimizer, *, schedule: Schedule, epochs: int, steps: int)
     return lr_scheduler.SequentialLR(optimizer, [first, main], [length])
 
 
-def _main(optimizer: Optimizer, schedule: Schedule, epochs: int, steps: int) -> LRScheduler:
+def _main(optimizer: Optimizer, schedule: LRSchedule, epochs: int, steps: int) -> LRScheduler:
     """The scheduler after the warm-up, which counts from there."""
     if schedule.shape == "multistep":
         marks = [(milestone - schedule.warmup_epochs) * steps for milestone in schedule.milestones]

@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from freewheel.recipes._recipe import Recipe
-from freewheel.recipes._schedule import Schedule
+from freewheel.recipes._schedule import LRSchedule
 
 TEXT = Recipe(
     name="async-lu",
@@ -38,7 +38,7 @@ TEXT = Recipe(
     lr=0.015,
     momentum=0.9,
     weight_decay=0.005,
-    schedule=Schedule(shape="cosine", t_max=110, warmup_epochs=5, warmup_lr=0.005),
+    schedule=LRSchedule(shape="cosine", t_max=110, warmup_epochs=5, warmup_lr=0.005),
     augment=True,
     seeds=3,
     metric="accuracy",
@@ -89,7 +89,7 @@ IMDB = replace(
     lr=0.001,
     momentum=None,
     weight_decay=0.0,
-    schedule=Schedule(shape="cosine", t_max=150),
+    schedule=LRSchedule(shape="cosine", t_max=150),
     augment=False,
     ours=("epochs", "lr", "early_stopping"),
 )

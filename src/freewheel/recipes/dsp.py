@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from freewheel.recipes._recipe import Recipe
-from freewheel.recipes._schedule import Schedule
+from freewheel.recipes._schedule import LRSchedule
 
 DSP = Recipe(
     name="dsp",
@@ -31,7 +31,7 @@ DSP = Recipe(
     lr=0.01,
     momentum=0.9,
     weight_decay=5e-4,
-    schedule=Schedule(shape="multistep", milestones=(150, 225), gamma=0.1),
+    schedule=LRSchedule(shape="multistep", milestones=(150, 225), gamma=0.1),
     augment=True,
     metric="accuracy",
     epoch="best",

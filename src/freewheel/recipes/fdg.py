@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from freewheel.recipes._recipe import Recipe
-from freewheel.recipes._schedule import Schedule
+from freewheel.recipes._schedule import LRSchedule
 
 FDG = Recipe(
     name="fdg",
@@ -27,7 +27,7 @@ FDG = Recipe(
     lr=0.1,
     momentum=0.9,
     weight_decay=5e-4,
-    schedule=Schedule(shape="multistep", milestones=(150, 225, 275), gamma=0.1),
+    schedule=LRSchedule(shape="multistep", milestones=(150, 225, 275), gamma=0.1),
     augment=True,
     seeds=3,
     metric="error",
