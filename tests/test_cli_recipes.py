@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import freewheel as fw
+from command_line import freewheel as command
 from freewheel.checkpoint import _writer
 from freewheel.cli._recipe import recipe_defaults
 from test_cli_resume import cut_off
@@ -43,6 +44,14 @@ def test_a_recipe_sets_what_the_paper_says():
         "schedule": "multistep", "milestones": (150, 225, 275), "gamma": 0.1, "warmup_epochs": 3, "warmup_lr": 0.01,
         "warmup": "constant", "schedule_every": "epoch", "transfer": False, "early_stopping": 0, "seeds": 3,
     }  # fmt: skip
+
+
+def test_all_recipes_are_listed():
+    lines = command("recipes").stdout.splitlines()
+    listed = [line.partition(":")[0] for line in lines if not line.startswith(" ")]
+    assert listed[: len(fw.recipes.RECIPES)] == list(fw.recipes.RECIPES)
+    rows = {row["name"]: row for row in json.loads(command("recipes", "--json").stdout)}
+    assert rows["fdg"]["schedule"]["milestones"] == [150, 225, 275]
 
 
 def test_what_is_typed_overrides_the_recipe(tmp_path: Path):

@@ -523,3 +523,30 @@ def test_data_is_frozen():
 def test_names_are_those_that_load_knows():
     images = ("digits", "digits-rows", "mnist", "fashion-mnist", "cifar10", "cifar100")
     assert data.names() == (*images, "tiny-imagenet", "imagenet", "folder", "text", "imdb", "synthetic")
+    assert data.names() == ("digits", "digits-rows", "mnist", "fashion-mnist", "cifar10", "text", "imdb", "synthetic")
+
+
+# ---- held-out samples ----
+
+
+def test_held_out_samples_are_the_same_for_every_seed_and_never_augmented():
+    whole = data.load("digits")
+    one, two = (data.load("digits", validation=0.2, augment=True, seed=seed) for seed in (0, 1))
+    assert one.validation is not None
+    assert two.validation is not None
+    assert len(one.validation.labels) == round(0.2 * len(whole.train.labels))
+    assert torch.equal(one.validation.images, two.validation.images)
+    rows = [tuple(image.flatten().tolist()) for loader in (one.train, one.validation) for image in loader.images]
+    assert sorted(rows) == sorted(tuple(image.flatten().tolist()) for image in whole.train.images)
+    scored = torch.cat([x for x, _ in one.validation])
+    assert torch.equal(scored, torch.cat([x for x, _ in two.validation]))
+    assert whole.test.transform is not None
+    assert torch.equal(scored, whole.test.transform(one.validation.images, torch.Generator()))
+    for share, message in (
+        (1.0, "validation=1 holds out 1437 of 1437"),
+        (1e-9, "validation=1e-09 holds out 0 of 1437"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            data.load("digits", validation=share)
+    with pytest.raises(ValueError, match=r"validation=-0\.1: give the share of the training samples to hold out"):
+        data.load("digits", validation=-0.1)

@@ -102,6 +102,8 @@ def test_the_recipe_of_a_paper_that_suits():
     assert name("dsp", model="resnet-18", data="imagenet") == "dsp-imagenet"
     assert name("async-lu", model="resnet-18", data="cifar10") == "async-lu-cifar10-resnet-18"
     assert name("async-lu", model="resnet-18", data="digits") == "async-lu-cifar100-resnet-18"
+    assert name("dsp", data="imagenet") == "dsp-imagenet"
+    assert name("fdg") == name("fdg", data="cifar10") == "fdg"
     assert name("async-lu", model="lstm", data="imdb") == "async-lu-imdb"
     assert name("async-lu", model="digits-cnn", data="digits") == "async-lu"
     with pytest.raises(ValueError, match="unknown recipe 'fgd': did you mean 'fdg'"):

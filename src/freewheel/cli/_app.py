@@ -13,6 +13,7 @@ from freewheel.cli._methods import methods
 from freewheel.cli._output import INTERRUPTED, print_line
 from freewheel.cli._plan import plan
 from freewheel.cli._ranks import follows, reports_errors
+from freewheel.cli._recipes import recipes
 from freewheel.cli._resume import fill_in
 from freewheel.cli._train import train
 from freewheel.runtime import LostError, StageError, rank_and_size
@@ -41,6 +42,7 @@ app = App(
 app.command(train, config=fill_in, sort_key=1)
 app.command(plan, sort_key=2)
 app.command(methods, sort_key=3)
+app.command(recipes, sort_key=3)
 app.command(bench)
 
 

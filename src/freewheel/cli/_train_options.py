@@ -214,8 +214,8 @@ class TrainOptions:
         declare(
             RUNS,
             "NAME",
-            "Train as a paper does: fdg, dsp, async-lu, asyncfgd, asyncfgd-transfer, or one of docs/recipes.md. Other "
-            "options override it.",
+            "Train as a paper does: fdg, dsp, async-lu, asyncfgd, or one of `freewheel recipes`. Other options "
+            "override it.",
         ),
     ] = None
     early_stopping: Annotated[
