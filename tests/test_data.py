@@ -523,7 +523,6 @@ def test_data_is_frozen():
 def test_names_are_those_that_load_knows():
     images = ("digits", "digits-rows", "mnist", "fashion-mnist", "cifar10", "cifar100")
     assert data.names() == (*images, "tiny-imagenet", "imagenet", "folder", "text", "imdb", "synthetic")
-    assert data.names() == ("digits", "digits-rows", "mnist", "fashion-mnist", "cifar10", "text", "imdb", "synthetic")
 
 
 # ---- held-out samples ----
