@@ -46,6 +46,14 @@ def test_a_recipe_sets_what_the_paper_says():
     }  # fmt: skip
 
 
+def test_torchrun_decides_how_many_stages_there_are(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("freewheel.cli._recipe.is_one_of_several", lambda: True)
+    monkeypatch.setattr("freewheel.cli._recipe.rank_and_size", lambda: (0, 8))
+    found = recipe_defaults({"recipe": "fdg", "replicas": 2})
+    assert (found["stages"], found["warmup_epochs"]) == (4, 3)
+    assert recipe_defaults({"recipe": "fdg", "at": ("layer2",)})["stages"] == 2
+
+
 def test_all_recipes_are_listed():
     lines = command("recipes").stdout.splitlines()
     listed = [line.partition(":")[0] for line in lines if not line.startswith(" ")]

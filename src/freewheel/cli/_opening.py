@@ -10,6 +10,7 @@ from freewheel.cli._job import Job
 from freewheel.cli._output import plural
 from freewheel.cli._plan import locks
 from freewheel.cli._recipe import describe_recipe
+from freewheel.cli._settings import Settings
 from freewheel.cli._train_options import TrainOptions
 from freewheel.cli._traits import describe_tangents
 from freewheel.cli._transfer import describe_transfer
@@ -24,11 +25,7 @@ def opening(job: Job, config: Path | None, several: TrainOptions | None = None) 
         several: The options of all runs, if there are several.
     """
     settings, options, data = job.settings, job.settings.options, job.data
-    grid = several.lr_grid if several else ()
-    shown = settings.optimizer_settings().items()
-    values = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in shown if name != "lr" or not grid)
-    whole = several or options
-    yield from describe_recipe(whole)
+    yield from describe_recipe(several or options)
     yield f"data     {data.description}"
     yield f"model    {options.model}: {job.parameters:,} parameters"
     if job.pretrained is not None:
@@ -36,18 +33,14 @@ def opening(job: Job, config: Path | None, several: TrainOptions | None = None) 
     yield from _method_and_runtime(job)
     if job.compiling.reason:
         yield f"compile  {job.compiling}"
-    schedule = f"{settings.schedule} schedule" if str(settings.schedule) == options.schedule else f"{settings.schedule}"
-    seed = "" if several else f", seed {options.seed}"
-    yield f"steps    {options.optimizer}: {values}, {schedule}{seed}"
-    if several:
-        yield f"runs     {describe_runs(several)}"
-    if end := describe_end(options):
-        yield f"ends     {end}"
+    yield from _steps_and_runs(settings, several)
     if settings.forward:
         yield f"tangents {describe_tangents(settings.pipeline)}"
     if job.transfer is not None:
         yield f"transfer {describe_transfer(job.transfer)}"
-    if options.resume is not None:
+    if several is not None and several.resume is not None:
+        yield f"resume   {several.resume}: goes on with the runs that are not complete"
+    elif options.resume is not None:
         left = "continues" if job.trainer.unfinished else "is complete: there is nothing left to train"
         yield f"resume   {options.resume}: the run {left}"
     if config is not None:
@@ -56,6 +49,24 @@ def opening(job: Job, config: Path | None, several: TrainOptions | None = None) 
     if settings.method.planned and not options.balance:  # otherwise the cut was not measured here
         yield str(job.stages.report)
         yield ""
+
+
+def _steps_and_runs(settings: Settings, several: TrainOptions | None) -> Iterator[str]:
+    """The optimizer and its step sizes, the runs and their end."""
+    options, schedule = settings.options, str(settings.schedule)
+    shown = settings.optimizer_settings()
+    if several is not None and several.lr_grid:
+        shown.pop("lr")
+    values = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in shown.items())
+    form = f"{schedule} schedule" if schedule == options.schedule else schedule
+    yield f"steps    {options.optimizer}: {values}, {form}{'' if several else f', seed {options.seed}'}"
+    late = [str(milestone) for milestone in options.milestones if milestone >= options.epochs]
+    if late:
+        yield f"         the training ends before milestone {', '.join(late)}"
+    if several is not None:
+        yield f"runs     {describe_runs(several)}"
+    if end := describe_end(options):
+        yield f"ends     {end}"
 
 
 def _method_and_runtime(job: Job) -> Iterator[str]:

@@ -11,6 +11,7 @@ from freewheel._errors import whole_number
 from freewheel.cli._method_options import write_value
 from freewheel.cli._own import DATA_ONLY, is_own
 from freewheel.recipes import Recipe
+from freewheel.runtime import is_one_of_several, rank_and_size
 
 if TYPE_CHECKING:
     from freewheel.cli._train_options import TrainOptions
@@ -46,8 +47,11 @@ def recipe_defaults(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stages(given: dict[str, Any], otherwise: int | None) -> int | None:
+    """The number of stages: as asked for, one for each process that torchrun has started, or the recipe's."""
     cut = len(given["at"]) + 1 if given.get("at") else len(given.get("balance", ()))
-    return cut or given.get("stages", otherwise)
+    if cut or "stages" in given:
+        return cut or given["stages"]
+    return max(1, rank_and_size()[1] // given.get("replicas", 1)) if is_one_of_several() else otherwise
 
 
 def _lower(name: str | None) -> str | None:
