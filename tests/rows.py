@@ -43,6 +43,7 @@ ROWS = [
     Row("fdg-forward", lambda k: fw.FDG(shrink=0.5, order="forward")),
     Row("dsp", lambda k: fw.DSP()),
     Row("dsp-3", lambda k: fw.DSP(delay=3)),
+    Row("recompute-late", lambda k: fw.Pipeline(delays=(2,) * k, weights="recompute")),
     Row("pipemare", lambda k: fw.PipeMare(anneal=20)),
     Row("predict", lambda k: fw.Pipeline(delays=tuple(range(k))[::-1], weights="predict")),
     Row("compensated", lambda k: fw.Pipeline(delays=(2,) * k, corrections=[fw.DelayCompensation(0.5)])),

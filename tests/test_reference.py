@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 import freewheel as fw
 from reference import SGD, Adam, Reference, distance
@@ -263,6 +264,15 @@ CASES = {
         order="backward",
         weights="recompute",
     ),
+    "recompute-late-end": case(
+        fw.Pipeline(delays=(3, 2, 1), weights="recompute"), delays=(3, 2, 1), weights="recompute"
+    ),
+    "recompute-late-end-backward": case(
+        fw.Pipeline(delays=(3,), order="backward", weights="recompute"),
+        delays=(3,),
+        order="backward",
+        weights="recompute",
+    ),
     "free-current": case(
         fw.Pipeline(delays=(3, 1, 0), order="backward", weights="current", corrections=[fw.Discrepancy(0.4)]),
         dense_blocks,
@@ -309,6 +319,55 @@ def test_equals_reference(name: str, optimizer: str) -> None:
     stages = make_stages(blocks, k)
     train(stages, method, data_for(blocks), optimizer=OPTIMIZERS[optimizer])
     assert distance(stages, expected(name, optimizer)) < CLOSE
+
+
+class TwoOutputs(nn.Module):
+    """A stage with two results, and below a loss with a weight of its own that changes its argument in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 6, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(x).tanh().split(3, 1)  # pyright: ignore[reportReturnType]
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+
+    def forward(self, out: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+        return F.cross_entropy(out[0].mul_(1.0) * self.factor, target) + out[1].square().mean()
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_late_end_recomputes_all_but_the_value_that_its_loss_sees(runtime: str) -> None:
+    """Eq. 5 of DSP, in plain PyTorch: the loss at the output of the forward, the stage at the newest weights."""
+    delay, lr, batches = 2, 0.5, data_for(dense_blocks)
+    torch.manual_seed(0)
+    stage, loss = TwoOutputs(), Weighted()
+    own, factor = [deepcopy(dict(stage.named_parameters()))], loss.factor.detach().clone()
+    for n, (x, y) in enumerate(batches):
+        seen = [h.detach().requires_grad_() for h in functional_call(stage, own[max(0, n - delay)], (x,))]
+        newest, scale = own[n], factor.clone().requires_grad_()
+        value = F.cross_entropy(seen[0] * scale, y) + seen[1].square().mean()
+        *errors, step = torch.autograd.grad(value, [*seen, scale])
+        found = torch.autograd.grad(functional_call(stage, newest, (x,)), list(newest.values()), errors)
+        own.append({name: (w - lr * g).detach().requires_grad_() for (name, w), g in zip(newest.items(), found)})
+        factor = factor - lr * step
+    method = fw.Pipeline(delays=(delay,), weights="recompute")
+    fw.Trainer(
+        [stage],
+        method=method,
+        loss=loss,
+        optimizer=partial(torch.optim.SGD, lr=lr),
+        runtime=runtime,
+        threads=1,
+        check=False,
+    ).fit(batches, progress=False)
+    assert distance([stage], [own[-1]]) < CLOSE
+    assert (loss.factor - factor).abs() < CLOSE
 
 
 def test_equals_reference_over_several_fits() -> None:

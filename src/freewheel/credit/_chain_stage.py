@@ -23,6 +23,7 @@ from freewheel.credit._graph import (
     gradient_norms,
     gradient_slots,
     summed,
+    valued,
 )
 from freewheel.plan import GRADIENT, Op, Unit
 from freewheel.stage import (
@@ -94,6 +95,7 @@ class ChainStage(Stage):
 
     def _forget(self) -> None:
         self._stored: dict[Unit, StoredInput] = {}
+        self._output: Tree = None  # of the last stage's forward, while it is recomputed
         self._graphs: dict[Unit, Graph] = {}
         self._retained: dict[Unit, Retained] = {}
         self._gradients: Gradients = []
@@ -143,9 +145,9 @@ class ChainStage(Stage):
     def _pass(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
         """Return the outputs, and store what is needed to learn from them."""
         if self.recomputes:
-            self._stored[unit] = StoredInput(x, target, share)
             with torch.no_grad():
                 leaves, spec, _ = self._run(unit, x, target)
+            self._stored[unit], self._besides = StoredInput(x, target, share, self._besides), None
             return leaves, spec
         if self.retains and self.delay:
             return self._record_and_retain(unit, x, target, share)
@@ -160,16 +162,34 @@ class ChainStage(Stage):
     def recompute(self, unit: Unit) -> None:
         """Recompute a forward on its stored input with the newest weights.
 
-        The random numbers are those of the forward, and buffers such as running statistics are unchanged.
+        The random numbers are those of the forward, and buffers such as running statistics are unchanged. The loss is
+        that at the output of the forward (eq. 5 of DSP).
         """
         stored = self._stored.pop(unit, None)
         if stored is not None:
             self._store(unit, self.launch("recompute", unit, self._recompute, stored))
 
     def _recompute(self, unit: Unit, stored: StoredInput) -> tuple[Any, ...]:
+        *arguments, self._output = stored
         with scratch_buffers(self.module):
-            self._record(unit, *stored)
+            self._record(unit, *arguments)
+        self._output = None
         return self._take(unit)
+
+    def _call(self, unit: Unit, x: Tree, target: Tree) -> Tree:
+        return super()._call(unit, x, target if self._output is None else (target, self._output))
+
+    def _plain_call(self, x: Tree, target: Tree) -> tuple[Tree, Tree]:
+        """Run the module, and the loss after the last one; a late one that recomputes also returns its output."""
+        if not (self.is_last and self.recomputes):
+            return super()._plain_call(x, target)
+        out = self.module(x)
+        if torch.is_grad_enabled():
+            target, before = target
+            return self._finish(valued(before, out), target), None
+        leaves, shape = flatten(out)
+        kept = unflatten(copies(leaves), shape)  # a loss may change its argument
+        return self._finish(out, target), kept
 
     def _record(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
         """Run a forward and store its graph."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from freewheel._trees import differentiable
 from freewheel.corrections import Gradients
-from freewheel.stage import Tree, tensors_among
+from freewheel.stage import Tree, flatten, tensors_among, unflatten
 
 Cotangents = Sequence[tuple[Tensor, Tensor | None]]  # outputs, each with its gradient; None for the loss
 REENTRANT = (
@@ -26,6 +26,34 @@ UNUSED = (
     "an output of stages[{stage}] gets no gradient from the next stage, which compiled code would take for zeros: "
     "detach it in the stage that makes it, or leave compile out"
 )
+
+
+class Valued(torch.autograd.Function):
+    """A copy of one tensor that passes its gradient on to another.
+
+    Example:
+        >>> x = torch.tensor(3.0, requires_grad=True)
+        >>> y = Valued.apply(torch.tensor(5.0), 2 * x)
+        >>> y.item(), torch.autograd.grad(y**2, x)[0].item()        # 2 · 5, passed on through 2x
+        (5.0, 20.0)
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, through: Tensor) -> Tensor:
+        """Return the value."""
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Return the gradient of the second argument."""
+        return None, gradients[0]
+
+
+def valued(value: Tree, through: Tree) -> Tree:
+    """Return the tree of these values whose gradients pass through another tree of the same shape."""
+    values, (leaves, shape) = flatten(value)[0], flatten(through)
+    pairs = zip(values, leaves)
+    return unflatten([Valued.apply(v, t) if isinstance(t, Tensor) and t.requires_grad else v for v, t in pairs], shape)
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +83,7 @@ class StoredInput(NamedTuple):
     inputs: Tree
     target: Tree
     share: float
+    output: Tree = None  # that the loss was taken at, in the last stage
 
 
 class Retained(NamedTuple):

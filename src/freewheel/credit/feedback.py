@@ -148,6 +148,16 @@ class FeedbackStage(ChainStage):
         self._signals: dict[Unit, Tensor] = {}
         self._errors: dict[Unit, Tensor] = {}  # at the output, in the last stage
 
+    def _pass(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
+        """Run a forward; a last stage that will recompute it sends its error before."""
+        result = super()._pass(unit, x, target, share)
+        if self.is_last and self.recomputes:
+            stored = self._stored[unit]
+            out, error = stored.output
+            self._stored[unit] = stored._replace(output=out)
+            self._know(unit, error * share, share)
+        return result
+
     def _record(self, unit: Unit, x: Tree, target: Tree, share: float) -> tuple[list[Any], Shape]:
         """Run a forward and store its blocks, each with the number of the next layer, None for the last."""
         with torch.enable_grad(), self.weights.forward(self.version) as weights:
@@ -172,7 +182,8 @@ class FeedbackStage(ChainStage):
 
     def _plain_call(self, x: Tree, target: Tree) -> tuple[Tree, Tree]:
         """Run the module, and return its blocks, too; in the last stage also the output and its error."""
-        if not torch.is_grad_enabled():
+        records, redone = torch.is_grad_enabled(), self.is_last and self.recomputes
+        if not (records or redone):
             return super()._plain_call(x, target)
         with detached_inputs(self._numbered) as outputs:
             out = self.module(x)
@@ -180,8 +191,12 @@ class FeedbackStage(ChainStage):
             return out, (outputs, None)
         if not isinstance(out, Tensor):
             raise TypeError(f"the network returns {described(out)}: under credit='feedback' return one tensor")
-        copy = out.detach().requires_grad_()
-        loss = self._loss(copy, target)
+        target, before = target if records and redone else (target, out)
+        with torch.enable_grad():
+            copy = before.detach().requires_grad_()
+            loss = self._loss(copy, target)
+        if not records:
+            return loss.detach(), (out, torch.autograd.grad(loss, copy)[0])
         if self._compute is None:
             return loss, (outputs, (out, copy))
         return loss.detach(), (outputs, (out, torch.autograd.grad(loss, copy)[0]))
@@ -198,12 +213,16 @@ class FeedbackStage(ChainStage):
             (error,) = torch.autograd.grad(leaves[0] * share, error)
         elif share != 1.0:
             error = error * share
+        self._know(unit, error, share)
+        return out
+
+    def _know(self, unit: Unit, error: Tensor, share: float) -> None:
+        """Store the error at the output of the network, and the signal."""
         self._errors[unit] = error
         if self._options.signal == "sign":
             self._signals[unit] = error.sign() * (share / len(error))
         elif self._options.signal == "error":
             self._signals[unit] = error
-        return out
 
     def _enter_backward(self, stack: ExitStack, unit: Unit, graph: Graph) -> None:
         super()._enter_backward(stack, unit, graph)

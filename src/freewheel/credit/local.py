@@ -158,7 +158,7 @@ class LocalStage(AuxiliaryStage):
         with torch.no_grad():
             leaves, spec, _ = self._run(unit, x, target)
         with scratch_buffers(self.module):
-            self._record(unit, *chosen)
+            self._record(unit, *chosen[:3])
         return leaves, spec
 
     def _chosen(self, batch: int) -> StoredInput:
