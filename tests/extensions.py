@@ -19,7 +19,7 @@ from freewheel.stage import Blueprint, Live, Stage, Verbs, to_device
 
 # -- a credit: the loss itself, from the last stage to all -----------------------------------------------------------
 
-LOSS = Message("l", "loss", way=-1, made_by=Op.FORWARD, needed_by=Op.UPDATE, relayed=True)
+LOSS = Message("l", "loss", way=-1, made_by=Op.FORWARD, needed_by=Op.UPDATE, broadcast=True)
 
 
 @dataclass(frozen=True, kw_only=True)

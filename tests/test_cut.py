@@ -40,17 +40,22 @@ def check(schedule: Schedule, batches: int) -> None:
         left = list(rest(schedule, k, batches, range(batches - 1, BATCHES)))
         streams.append([*again, *left])
         for message in (message for message in schedule.messages if message.way):
-            op, receiver = message.send, k + message.way
-            if receiver not in range(schedule.stages):
-                continue
-            heard = messages(before[receiver], message.receive)
-            sent = messages(before[k], op)
-            assert messages(again, op) == sent[len(heard) :]
-            assert messages(left, op) == messages(after[k], op)[max(0, len(heard) - len(sent)) :]
+            op, ends = message.send, [k + message.way]
+            if message.broadcast:
+                ends = range(k) if k == schedule.stages - 1 else []
+            for receiver in ends:
+                if receiver not in range(schedule.stages):
+                    continue
+                heard = messages(before[receiver], message.receive)
+                sent = messages(before[k], op)
+                assert messages(again, op) == sent[len(heard) :]
+                assert messages(left, op) == messages(after[k], op)[max(0, len(heard) - len(sent)) :]
         others = [a for a in left if not a.op.is_send]
         assert others == [a for a in after[k] if not a.op.is_send]
         assert [a for a in after[k] if a in left] == left
-        assert {a.op for a in again} <= {GRADIENT.send if schedule.credit.name == "synthetic" else ACTIVATION.send}
+        broadcast = {message.send for message in schedule.messages if message.broadcast and schedule.delays[-1]}
+        late = {GRADIENT.send} if schedule.credit.name == "synthetic" else {ACTIVATION.send, *broadcast}
+        assert {a.op for a in again} <= late
     assert sum(1 for _ in march(schedule, streams)) == sum(map(len, streams))
 
 

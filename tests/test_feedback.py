@@ -207,17 +207,17 @@ def test_locks():
     assert fw.plan("dfa", k=3, pipelined=True).delays == (2, 1, 0)
 
 
-def test_an_error_is_passed_on_before_it_is_used():
+def test_an_error_goes_from_the_last_stage_to_all():
     text = fw.plan("dfa", k=3, batches=1).text().splitlines()
     assert text[1:] == [
         "stage 0  F0@0 a0> >e0 B0@0 U0@0",
-        "stage 1  >a0 F0@0 a0> >e0 e0> B0@0 U0@0",
+        "stage 1  >a0 F0@0 a0> >e0 B0@0 U0@0",
         "stage 2  >a0 F0@0 e0> B0@0 U0@0",
     ]
     plan = fw.plan("dfa", k=2, batches=2).text()
     with pytest.raises(fw.PlanError, match="its error has not been received"):
         Plan.parse(plan.replace(">e0 B0@0 U0@0", "B0@0 >e0 U0@0"))
-    with pytest.raises(fw.PlanError, match="its error is not known here"):
+    with pytest.raises(fw.PlanError, match="its forward has not been done"):
         Plan.parse(plan.replace(">a0 F0@0 e0>", ">a0 e0> F0@0"))
 
 
@@ -241,7 +241,8 @@ def test_plans_of_feedback_never_get_stuck(delays, order, weights, taught, joine
     plan = Plan.build(schedule, batches)
     assert Plan.parse(str(plan)) == plan
     ops = [action.op for actions in plan.streams for action in actions]
-    assert ops.count(ERROR.send) == (0 if taught else batches * (len(delays) - 1))
+    assert ops.count(ERROR.send) == (0 if taught or len(delays) == 1 else batches)
+    assert ops.count(ERROR.receive) == (0 if taught else batches * (len(delays) - 1))
     assert ops.count(GRADIENT.send) == (batches * (len(delays) - 1) if joined else 0)
 
 

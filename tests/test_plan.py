@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import freewheel as fw
-from freewheel.plan import Action, Op, Plan, PlanError, Schedule, parse, save_picture
+from freewheel.plan import Action, Message, Op, Plan, PlanError, Schedule, capacity, parse, save_picture
 from rows import ROWS
 from spread import rarely, spread
 
@@ -132,6 +132,32 @@ def test_forward_plans_never_get_stuck(order, micro, norms):
             for stage, delay in enumerate(delays):
                 gap = delay - (order == "backward" and delay > 0)
                 assert [plan.versions(stage, n)[0] for n in range(6)] == [max(0, n - gap) for n in range(6)]
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+def test_a_broadcast_does_not_get_stuck_in_the_shortest_queues(micro):
+    for k in (1, 2, 3, 4):
+        for delays in combinations_with_replacement(range(3, -1, -1), k):
+            short = Schedule(credit=fw.Forward(), delays=delays, micro=micro, queues=((1, 1),) * (k - 1))
+            Plan.build(short, 6)
+            long = Schedule(credit=fw.Forward(), delays=delays, micro=micro)
+            for stage in range(k - 1):  # when it receives the first, the last stage may have sent so many
+                assert capacity(short, "d", stage) == capacity(long, "d", stage) == delays[stage] + 1
+                assert capacity(long.with_slack(2), "d", stage) == delays[stage] + 1 + 2 * (k - 1 - stage)
+
+
+def test_a_broadcast_is_sent_by_the_last_stage_alone():
+    text = fw.plan("asyncfgd", k=3, batches=1).text()
+    assert text.splitlines()[2] == "stage 1  >a0 F0@0 a0> >d0 U0@0"
+    with pytest.raises(PlanError, match=r"stage 1, d0>: .*there is no stage on that side"):
+        Plan.parse(text.replace("a0> >d0 U0@0\nstage 2", "a0> >d0 d0> U0@0\nstage 2"))
+    with pytest.raises(PlanError, match=r"stage 2, d0>: .*its forward has not been done"):
+        Plan.parse(text.replace(">a0 F0@0 d0>", ">a0 d0> F0@0"))
+    unread = fw.plan("dfa", k=3, batches=1).text().replace("a0> >e0 B0@0 U0@0\nstage 2", "a0> B0@0 U0@0\nstage 2")
+    with pytest.raises(PlanError, match=r"stage 1, B0@0: its error has not been received"):
+        Plan.parse(unread)
+    with pytest.raises(ValueError, match="broadcast=True with way=1: the last stage sends it to all others; give"):
+        Message("z", "nothing", way=1, broadcast=True)
 
 
 def test_slack_lengthens_queues_only():

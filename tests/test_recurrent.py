@@ -189,6 +189,55 @@ def delays(name: str, k: int, steps: int) -> tuple[int, ...]:
     return tuple(min(late, 1) if steps > 1 else late for late in range(k - 1, -1, -1))
 
 
+# No stage stalls. -------------------------------------------------------------------------------------------------
+
+
+def starts(plan: fw.Plan) -> list[list[int]]:
+    """When each stage begins its forwards if each takes 1 and all else nothing, from the text of the plan alone.
+
+    There are no queues here: a message is there once it has been sent.
+    """
+    rows = [line.split()[2:] for line in plan.text().splitlines()[1:]]
+    last = len(rows) - 1
+    sent: dict[tuple[int, str], int] = {}  # by sender and message
+    clock, at, found = [0] * len(rows), [0] * len(rows), [[] for _ in rows]
+    while any(i < len(row) for i, row in zip(at, rows)):
+        for k, row in enumerate(rows):
+            while at[k] < len(row):
+                word = row[at[k]]
+                if word.startswith(">"):
+                    sender = k - 1 if word[1] == "a" else last
+                    if (sender, word[1:]) not in sent:
+                        break
+                    clock[k] = max(clock[k], sent[sender, word[1:]])
+                elif word.endswith(">"):
+                    sent[k, word[:-1]] = clock[k]
+                elif word[0] == "F":
+                    found[k].append(clock[k])
+                    clock[k] += 1
+                at[k] += 1
+    return found
+
+
+@pytest.mark.parametrize("k", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("steps", [1, 4, 5, 8])
+def test_no_stage_ever_stalls(k: int, steps: int) -> None:
+    """Stage 0 was busy n/(n+K-2) of the time with n steps, while d was passed on from stage to stage."""
+    batches = 6
+    if steps > 1 and steps < k - 1:
+        steps = k - 1
+    plan = fw.plan(fw.AsyncFGD(steps=steps), k=k, batches=batches)
+    assert plan.delays == (tuple(range(k))[::-1] if steps == 1 else (1,) * (k - 1) + (0,))
+    assert starts(plan) == [[stage + i for i in range(batches * steps)] for stage in range(k)]
+
+
+def test_with_fewer_steps_than_that_a_sequence_waits_for_the_derivative_alone() -> None:
+    """It is known K-1 after the first stage has forwarded all of a sequence, and needed one sequence later."""
+    k, steps = 6, 2
+    first = starts(fw.plan(fw.AsyncFGD(steps=steps), k=k, batches=4))[0]
+    assert first[:5] == [0, 1, 2, 3, steps + k - 1]
+
+
 # The library equals the reference. --------------------------------------------------------------------------------
 
 

@@ -40,7 +40,7 @@ from freewheel.tangents import Derivatives, Directions, Dual, Passed, PendingBat
 if TYPE_CHECKING:
     from freewheel.credit.forward import Forward
 
-DERIVATIVE = Message("d", "directional derivative", way=-1, made_by=Op.FORWARD, needed_by=Op.UPDATE, relayed=True)
+DERIVATIVE = Message("d", "directional derivative", way=-1, made_by=Op.FORWARD, needed_by=Op.UPDATE, broadcast=True)
 
 
 class MicroResult(NamedTuple):
@@ -62,7 +62,7 @@ class ForwardStage(DualUpdateStage):
         """Add directional derivatives, from the last stage to all."""
         return {
             **super().verbs(),
-            DERIVATIVE.send: lambda unit: self.derivatives(unit[0]),
+            DERIVATIVE.send: lambda unit: self._known[unit[0]],
             DERIVATIVE.receive: lambda unit, derivatives: self.learn(unit[0], derivatives),
         }
 
@@ -99,13 +99,13 @@ class ForwardStage(DualUpdateStage):
     def _forget(self) -> None:
         self._batches: dict[int, PendingBatch] = {}
         self._results: dict[int, list[MicroResult]] = {}
-        self._learns: tuple[PendingBatch, Derivatives] | None = None  # the batch of the next update
+        self._known: dict[int, Derivatives] = {}  # by batch, in their order
         self._gradients: Gradients = []
 
     def shift(self, batches: int) -> None:
         """Number pending batches anew."""
         super().shift(batches)
-        for pending in [*self._batches.values(), *([self._learns[0]] if self._learns else [])]:
+        for pending in self._batches.values():
             pending.batch += batches
 
     def repeat_update(self) -> None:
@@ -116,11 +116,11 @@ class ForwardStage(DualUpdateStage):
             self._stepped()
 
     def pending(self) -> dict[str, Any]:
-        """Add the batches whose derivative is not known yet."""
+        """Add the batches that have not been learned from; none of them is half forwarded."""
         return {
             **super().pending(),
             "batches": {n: (each.batch, each.alphas, each.passed.encode()) for n, each in self._batches.items()},
-            "found": {batch: [tuple(r) for r in results] for batch, results in self._results.items()},
+            "known": self._known,
         }
 
     def restore(self, pending: dict[str, Any]) -> None:
@@ -131,15 +131,15 @@ class ForwardStage(DualUpdateStage):
         self._batches = {
             n: PendingBatch(batch, tuple(alphas), Passed.decode(each)) for n, (batch, alphas, each) in batches
         }
-        self._results = {batch: [MicroResult(*r) for r in results] for batch, results in pending["found"].items()}
+        self._known = pending["known"]
 
     def encode(self, message: Tree) -> Tree:
-        """Convert a dual number to a pair."""
-        return None if message is None else tuple(message)
+        """Convert a dual number to a pair; derivatives are plain already."""
+        return tuple(message) if isinstance(message, Dual) else message
 
     def decode(self, message: Tree) -> Tree:
         """Invert `encode`."""
-        return None if message is None else Dual(*message)
+        return message if message is None or isinstance(message, dict) else Dual(*message)
 
     def forward(
         self, unit: Unit, x: Tree, target: Tree = None, size: int = 0, share: float = 1.0, weight: float = 1.0
@@ -148,8 +148,15 @@ class ForwardStage(DualUpdateStage):
         batch, given = unit[0], None
         if batch not in self._batches:
             self._batches[batch], given = self._directions.start(self.first_batch + batch, self.epoch)
-        if x is None:
-            return None
+        out = None if x is None else self._forward_samples(unit, x, target, size, share, weight, given)
+        if self.is_last and unit[1] == self.schedule.micro - 1:
+            self._known[batch] = self._derivatives(self._results.pop(batch))
+        return out
+
+    def _forward_samples(
+        self, unit: Unit, x: Tree, target: Tree, size: int, share: float, weight: float, given: Tangents | None
+    ) -> Tree:
+        batch = unit[0]
         pending = self._batches[batch]
         if self.launch.fixed and self.tangents.draws_on_cpu:  # a graph cannot draw there
             keys = [self._tangent_key(unit, p) for p in range(self.tangents.tangents)]
@@ -212,16 +219,15 @@ class ForwardStage(DualUpdateStage):
         return found(lambda out: self._loss(out, target), out)
 
     def learn(self, batch: int, derivatives: Derivatives) -> None:
-        """Set the directional derivatives of a batch for the next update."""
+        """Store the directional derivatives of a batch for its update."""
         moved = {number: d.to(self.device) for number, d in derivatives.items() if d.device != self.device}
-        self._learns = self._batches.pop(batch), derivatives | moved if moved else derivatives
+        self._known[batch] = derivatives | moved if moved else derivatives
 
-    def derivatives(self, batch: int) -> Derivatives:
-        """Return the directional derivatives of the next update; the last stage computes them from its results."""
-        if self._learns is None:
-            self.learn(batch, self._derivatives(self._results.pop(batch)))
-        assert self._learns is not None
-        return self._learns[1]
+    @property
+    def _learns(self) -> tuple[PendingBatch, Derivatives]:
+        """The batch of the next update."""
+        batch = next(iter(self._batches))
+        return self._batches[batch], self._known[batch]
 
     def _derivatives(self, results: list[MicroResult]) -> Derivatives:
         loss, size, derivatives = results[0]
@@ -235,18 +241,18 @@ class ForwardStage(DualUpdateStage):
 
     def contribution(self) -> tuple[Derivatives, list[int]]:
         """Return this replica's directional derivatives and used parameters."""
-        assert self._learns is not None
         pending, derivatives = self._learns
         return derivatives, sorted(pending.passed.used)
 
     def all_reduce(self, contributions: Sequence[tuple[Derivatives, list[int]]]) -> None:
         """Collect all derivatives; the update redraws the tangents of the other replicas."""
-        assert self._learns is not None
         pending, every, used_by = self._learns[0], {}, {}
         for derivatives, used in contributions:
             every |= to_device(derivatives, self.device)
             used_by |= {number: set(used) for number in derivatives}
-        self._learns = replace(pending, passed=replace(pending.passed, used_by=used_by)), every
+        batch = next(iter(self._batches))
+        self._batches[batch] = replace(pending, passed=replace(pending.passed, used_by=used_by))
+        self._known[batch] = every
 
     def norms(self) -> Tensor:
         """Return the norm of each weight's gradient, for global clipping."""
@@ -255,8 +261,8 @@ class ForwardStage(DualUpdateStage):
 
     def update(self, batch: int) -> None:
         """Make the update of a batch."""
-        self.derivatives(batch)
         super().update(batch)
+        del self._batches[batch], self._known[batch]
 
     def _update(self) -> None:
         """Apply d·u, a few parameters at a time unless all gradients are needed at once.
@@ -267,16 +273,14 @@ class ForwardStage(DualUpdateStage):
             gradients = self._gradients or self._all_gradients()
             self._apply(gradients, self.weights.live)
         else:
-            assert self._learns is not None
             pending, derivatives = self._learns
             settings = pending.alphas, pending.passed
             self.launch("update", self._learning, self._step_by_parts, *settings, fed=(derivatives,))
             self._stepped()
             self.version += 1
-        self._gradients, self._learns = [], None
+        self._gradients = []
 
     def _all_gradients(self) -> Gradients:
-        assert self._learns is not None
         pending, derivatives = self._learns
         unit, settings = (pending.batch - self.first_batch, 0), (pending.alphas, pending.passed)
         return self.launch("gradient", unit, self._gradients_of, *settings, fed=(derivatives,))

@@ -9,7 +9,7 @@ A block is a Linear or Conv2d layer and the modules after it, up to the next suc
 layer's input and gets the gradient B_l s, which autograd backpropagates through the block. The last block gets the
 error e = ∂loss/∂output itself. The signal s is e, its sign, or the target.
 
-`e3>` in a plan sends the error of batch 3 towards the first stage. Each stage relays it before using it.
+`e3>` in a plan sends the error of batch 3 from the last stage to all others.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 Signal = Literal["error", "sign", "target"]
 SIGNALS: tuple[Signal, ...] = ("error", "sign", "target")
-ERROR = Message("e", "error", way=-1, made_by=Op.FORWARD, needed_by=Op.BACKWARD, relayed=True)
+ERROR = Message("e", "error", way=-1, made_by=Op.FORWARD, needed_by=Op.BACKWARD, broadcast=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
 """`forward`: a directional derivative from the last stage, without backwards.
 
-`d3>` in a plan sends the directional derivative of batch 3 towards the first stage. Each stage relays it before its
-update.
+`d3>` in a plan sends the directional derivative of batch 3 from the last stage to all others.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ weights in B_l that share a first index.
     stage 0  F0@0  .     .      B0@0!  F1@1  .     .      B1@1!
     stage 1  .     F0@0  B0@0!  .      .     F1@1  B1@1!  .
 
-In `dfa` and `sdfa` each stage relays the error before using it. With zero delays, as in the papers, the forward and the
-update lock remain:
+In `dfa` and `sdfa` the last stage sends the error to all others. With zero delays, as in the papers, the forward and
+the update lock remain:
 
     plan dfa: credit=feedback delays=0,0 batches=2
     time     0     1     2      3     4     5

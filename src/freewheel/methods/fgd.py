@@ -42,7 +42,8 @@ number each:
 
 Recurrent nets (appendix G.3): with `steps`, sequences are split along time. Each stage keeps the state (s, o_s) of its
 layers (`fw.Recurrent`), loss and d are summed over the sequence, and tangents are drawn once per sequence. All steps of
-a sequence see the same version; the pipeline runs over steps, so a delay of one sequence suffices:
+a sequence see the same version; the pipeline runs over steps, so a delay of one sequence suffices for up to
+`steps` + 1 stages:
 
     plan asyncfgd: credit=forward delays=1,0 micro=3 along=1 batches=2
     time     0       1       2       3        4       5            6

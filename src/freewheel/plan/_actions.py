@@ -85,18 +85,18 @@ Op.UPDATE = Op("U", "update")
 
 
 class Message:
-    """A kind of message between neighbouring stages.
+    """A kind of message between stages: neighbours, or the last one and all others.
 
     Args:
         letter: Its letter in plans.
         noun: Its name in errors.
         way: Direction: +1 to the next stage, -1 to the previous one, 0 to the other replicas of the stage.
-        made_by: The op that produces it; for a relayed message, at the stage where it starts.
+        made_by: The op that produces it.
         needed_by: The op that waits for it.
-        relayed: Whether a stage forwards it to the next before using it.
+        broadcast: Whether the last stage sends it to all others directly; `way` is -1 then.
     """
 
-    __slots__ = ("letter", "made_by", "needed_by", "noun", "receive", "relayed", "send", "way")
+    __slots__ = ("broadcast", "letter", "made_by", "needed_by", "noun", "receive", "send", "way")
 
     def __init__(
         self,
@@ -106,21 +106,28 @@ class Message:
         way: int,
         made_by: Op | None = None,
         needed_by: Op | None = None,
-        relayed: bool = False,
+        broadcast: bool = False,
     ) -> None:
         if len(letter) != 1 or not letter.islower():
             raise ValueError(f"letter={letter!r}: give one lower-case letter")
-        self.letter, self.noun, self.way, self.relayed = letter, noun, way, relayed
+        if broadcast and way != -1:
+            raise ValueError(f"broadcast=True with way={way}: the last stage sends it to all others; give way=-1")
+        self.letter, self.noun, self.way, self.broadcast = letter, noun, way, broadcast
         self.made_by, self.needed_by = made_by, needed_by
         self.send, self.receive = Op(f"{letter}>", f"send of the {noun}"), Op(f">{letter}", f"receipt of the {noun}")
 
     def arrives(self, *, first: bool, last: bool) -> bool:
-        """Whether a stage at this position receives it from a neighbour."""
+        """Whether a stage at this position receives it from another."""
         return not (first if self.way > 0 else last)
 
     def leaves(self, *, first: bool, last: bool) -> bool:
-        """Whether a stage at this position sends it to a neighbour."""
-        return not (last if self.way > 0 else first)
+        """Whether a stage at this position sends it to another."""
+        return not (last if self.way > 0 else first) and (last or not self.broadcast)
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether there is one for all micro-batches of a batch together."""
+        return self.broadcast and self.needed_by is Op.UPDATE
 
     def __repr__(self) -> str:
         return f"Message({self.letter!r})"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
-from freewheel.plan._actions import ACTIVATION, CLIP, SHARE, Action, Message, Op, Unit
+from freewheel.plan._actions import ACTIVATION, CLIP, SHARE, Action, Op, Unit
 from freewheel.plan._clock import Position, Streams, StuckError, march, routes
 from freewheel.plan._draw import draw
 from freewheel.plan._schedule import Schedule
@@ -31,23 +31,25 @@ def check(schedule: Schedule, batches: int, streams: Streams) -> None:
         return PlanError(f"plan refused at stage {stage}, {cell}: {rule}\n{drawing}")
 
     stages = [StageRules(schedule, batches, stage) for stage in range(schedule.stages)]
-    unread: dict[Position, Action] = {}
+    unread: Counter[Position] = Counter()  # sends, each with the number of stages that have not received it
     try:
         for position, action, source in march(schedule, streams):
             if source is not None:
-                sent = unread.pop(source)
+                unread[source] -= 1
+                sent = streams[source[0]][source[1]]
                 if sent.unit != action.unit:
                     raise refuse(position, f"the message waiting there is {sent} of stage {source[0]}")
             broken = stages[position[0]].broken(action)
             if broken:
                 raise refuse(position, broken)
             if action.op.is_send:
-                unread[position] = action
+                unread[position] = len(routes(schedule, position[0])[action.op])
     except StuckError as stuck:
         stage, i = stuck.positions[0]
         raise refuse((stage, i), _why_stuck(schedule, stage, streams[stage][i])) from None
-    if unread:
-        raise refuse(min(unread), "nobody receives it")
+    left_over = [position for position, count in unread.items() if count]
+    if left_over:
+        raise refuse(min(left_over), "nobody receives it")
     for stage, rules in enumerate(stages):
         left = rules.unfinished()
         if left:
@@ -56,14 +58,14 @@ def check(schedule: Schedule, batches: int, streams: Streams) -> None:
 
 def _why_stuck(schedule: Schedule, stage: int, action: Action) -> str:
     """Explain why a stage waits forever at a message."""
-    route = routes(schedule, stage).get(action.op)
-    if route is None:
+    found = routes(schedule, stage).get(action.op)
+    if found is None:
         replicas = action.op in (SHARE.send, SHARE.receive)
         return "there are no other replicas" if replicas else "there is no stage on that side"
-    letter, boundary = route
     if action.op.is_receive:
-        return f"it waits forever: no {letter}{action.batch} comes (deadlock or missing send)"
-    other = "the other replicas" if action.op is SHARE.send else f"stage {stage + (1 if boundary == stage else -1)}"
+        return f"it waits forever: no {action.op.channel}{action.batch} comes (deadlock or missing send)"
+    other = f"stage {stage + (1 if found[0].boundary == stage else -1)}" if len(found) == 1 else "another stage"
+    other = "the other replicas" if action.op is SHARE.send else other
     return f"it waits forever: the queue to {other} stays full"
 
 
@@ -189,20 +191,11 @@ class StageRules:
     def _message(self, action: Action) -> str | None:
         """Describe a send of something that the stage does not have."""
         for message in (ACTIVATION, *self.credit.messages):
-            if message.send is action.op and message.relayed and not self._knows(message, action):
-                return f"there is nothing to send: its {message.noun} is not known here"
             made = message.made_by
-            if message.send is action.op and not message.relayed and made and action.unit not in self.done[made]:
+            unit = (action.batch, self.micro - 1) if message.whole_batch else action.unit
+            if message.send is action.op and made and unit not in self.done[made]:
                 return f"there is nothing to send: its {made.noun} has not been done"
         return None
-
-    def _knows(self, message: Message, action: Action) -> bool:
-        """Whether a relayed message has been made or received here."""
-        if message.arrives(first=self.first, last=self.last):
-            return action.unit in self.done[message.receive]
-        made = message.made_by
-        unit = (action.batch, self.micro - 1) if action.micro is None else action.unit
-        return made is None or unit in self.done[made]
 
     def _contribution(self, action: Action) -> str | None:
         learns = self.credit.learns_by

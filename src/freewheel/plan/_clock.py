@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
+from typing import NamedTuple
 
 from freewheel.plan._actions import ACTIVATION, TURN, Action, Op
 from freewheel.plan._schedule import Schedule
 
 Streams = Sequence[Sequence[Action]]
 Position = tuple[int, int]  # stage, index in its stream
-Route = tuple[str, int]  # letter of a message, and its boundary: the lower of two stages, or the replicas' stage
+
+
+class Route(NamedTuple):
+    """The queue of a kind of message: its letter, and its boundary.
+
+    That is the lower of two stages, which receives a broadcast; or the stage of the replicas.
+    """
+
+    letter: str
+    boundary: int
 
 
 class StuckError(Exception):
@@ -22,29 +32,37 @@ class StuckError(Exception):
         return self.args[0]
 
 
-def routes(schedule: Schedule, stage: int) -> dict[Op, Route]:
-    """Return the route of each send and receive of a stage that has a peer."""
-    out: dict[Op, Route] = {}
+def routes(schedule: Schedule, stage: int) -> dict[Op, tuple[Route, ...]]:
+    """Return the routes of each send and receive of a stage that has a peer; only a broadcast has several."""
+    out: dict[Op, tuple[Route, ...]] = {}
     first, last = stage == 0, stage == schedule.stages - 1
     for message in schedule.messages:
-        up, down = (message.letter, stage), (message.letter, stage - 1)
+        up, down = (Route(message.letter, stage),), (Route(message.letter, stage - 1),)
         if not message.way:
             out |= {message.send: up, message.receive: up}
             continue
         if message.leaves(first=first, last=last):
-            out[message.send] = up if message.way > 0 else down
+            to_all = tuple(Route(message.letter, receiver) for receiver in range(stage))
+            out[message.send] = to_all if message.broadcast else up if message.way > 0 else down
         if message.arrives(first=first, last=last):
             out[message.receive] = down if message.way > 0 else up
     return out
 
 
 def capacity(schedule: Schedule, letter: str, boundary: int) -> int:
-    """Return the queue length of a message kind at a boundary."""
+    """Return the queue length of a message kind at a boundary.
+
+    When stage k receives a broadcast, the last stage may have sent m_k more; slack adds up over the boundaries between.
+    """
     if letter == ACTIVATION.letter:
         return schedule.lengths()[boundary][0]
-    if letter in [message.letter for message in schedule.credit.messages]:
-        return schedule.lengths()[boundary][1]
-    return 1
+    message = next((message for message in schedule.credit.messages if message.letter == letter), None)
+    if message is None:
+        return 1
+    if message.broadcast:
+        more = schedule.delays[-1] + sum(length - 1 for _, length in schedule.lengths()[boundary:])
+        return 1 + max(more, schedule.delays[boundary])
+    return schedule.lengths()[boundary][1]
 
 
 def march(schedule: Schedule, streams: Streams) -> Iterator[tuple[Position, Action, Position | None]]:
@@ -55,7 +73,7 @@ def march(schedule: Schedule, streams: Streams) -> Iterator[tuple[Position, Acti
     """
     at = [0] * len(streams)
     known = [routes(schedule, stage) for stage in range(len(streams))]
-    room = {route: capacity(schedule, *route) for each in known for route in each.values()}
+    room = {route: capacity(schedule, *route) for each in known for found in each.values() for route in found}
     queues: dict[Route, deque[Position]] = {route: deque() for route in room}
     progressed = True
     while progressed:
@@ -64,18 +82,16 @@ def march(schedule: Schedule, streams: Streams) -> Iterator[tuple[Position, Acti
             while at[stage] < len(actions):
                 position, action, source = (stage, at[stage]), actions[at[stage]], None
                 if not action.op.is_compute:
-                    route = known[stage].get(action.op)
-                    if route is None:
-                        break
-                    queue = queues[route]
+                    found = known[stage].get(action.op, ())
                     if action.op.is_send:
-                        if len(queue) >= room[route]:
+                        if not found or any(len(queues[route]) >= room[route] for route in found):
                             break
-                        queue.append(position)
+                        for route in found:
+                            queues[route].append(position)
                     else:
-                        if not queue:
+                        if not found or not queues[found[0]]:
                             break
-                        source = queue.popleft()
+                        source = queues[found[0]].popleft()
                 yield position, action, source
                 at[stage] += 1
                 progressed = True
@@ -120,7 +136,8 @@ def _after(action: Action, clock: int) -> tuple[int, int]:
 
 def rounds(schedule: Schedule, stage: int, actions: Sequence[Action]) -> list[int]:
     """Return the round of each action: round n has the forward of n and the backward of n - m_k."""
-    forward = (Op.FORWARD, ACTIVATION.send, ACTIVATION.receive, TURN.send, TURN.receive)
+    sent = [message.send for message in schedule.credit.messages if message.made_by is Op.FORWARD]
+    forward = (Op.FORWARD, ACTIVATION.send, ACTIVATION.receive, TURN.send, TURN.receive, *sent)
     return [a.batch if a.op in forward else a.batch + schedule.delays[stage] for a in actions]
 
 

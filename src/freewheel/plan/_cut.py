@@ -10,7 +10,8 @@ Each stage stops on its own right after its update N-1. Here stage 0 has then se
 
 Conversely, a stage may have received a message that its neighbour sends only after the cut (a turn, the global norm);
 the rest of the plan leaves that send out. If the extra op of a credit lags the updates, `lag + 1` of its messages are
-in flight. Replicas all-reduce before each update, so none of these messages are in flight at a cut.
+in flight. Replicas all-reduce before each update, so none of these messages are in flight at a cut. Of a broadcast all
+stages have received the same messages at a cut, so one of them stands for all.
 
 All this follows from the plan alone. Every batch is treated alike, so a stream that begins with batch N-1-lag has the
 same rest as one that begins with batch 0.

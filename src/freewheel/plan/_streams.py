@@ -103,8 +103,7 @@ def followed_up(actions: Iterable[Action], op: Op, lag: int) -> Iterator[Action]
 def wire(schedule: Schedule, stage: int, actions: Iterable[Action]) -> Iterator[Action]:
     """Add the messages: each is received just before its use and sent right after it is made.
 
-    A recomputation needs no gradient, so the gradient is received after it. A relayed message is sent on before the
-    stage uses it, so no stage waits for the update of another. Replicas all-reduce after these messages.
+    A recomputation needs no gradient, so the gradient is received after it. Replicas all-reduce after these messages.
     """
     first, last = stage == 0, stage == schedule.stages - 1
     messages = (ACTIVATION, *schedule.credit.messages)
@@ -113,12 +112,10 @@ def wire(schedule: Schedule, stage: int, actions: Iterable[Action]) -> Iterator[
     for message in messages:
         if message.arrives(first=first, last=last):
             before.setdefault(message.needed_by, []).append(message.receive)
-        if message.relayed and message in sent:
-            before.setdefault(message.needed_by, []).append(message.send)
     after: dict[Op | None, list[Op]] = {}  # what follows it
+    at_last: dict[Op | None, list[Op]] = {}  # what follows that of the last micro-batch
     for message in sent:
-        if not message.relayed:
-            after.setdefault(message.made_by, []).append(message.send)
+        (at_last if message.whole_batch else after).setdefault(message.made_by, []).append(message.send)
     if schedule.turns:
         after.setdefault(Op.FORWARD, []).extend([TURN.receive] * (not last) + [TURN.send] * (not first))
     before.setdefault(Op.UPDATE, []).extend(_before_update(schedule, first=first, last=last))
@@ -131,6 +128,9 @@ def wire(schedule: Schedule, stage: int, actions: Iterable[Action]) -> Iterator[
         yield action
         for each in after.get(op, ()):
             yield Action(each, n, None, j)
+        if j in (None, schedule.micro - 1):
+            for each in at_last.get(op, ()):
+                yield Action(each, n)
 
 
 def _before_update(schedule: Schedule, *, first: bool, last: bool) -> list[Op]:

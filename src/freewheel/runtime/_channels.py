@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 SHUTDOWN_SECONDS = 2.0  # threads, processes and messages have this long to end by themselves once a run is stopped
@@ -99,3 +100,20 @@ class Channel:
 
     def release(self) -> None:
         """Nothing to free."""
+
+
+class Broadcast:
+    """The channels to several stages as one. `has_room` is for channels within a process."""
+
+    def __init__(self, senders: Sequence[Any]) -> None:
+        self._senders = senders
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `put` would not wait."""
+        return all(sender.has_room for sender in self._senders)
+
+    def put(self, item: Any) -> None:
+        """Send an item to each."""
+        for sender in self._senders:
+            sender.put(item)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from freewheel._trees import map_tensors
 from freewheel.plan import Schedule
+from freewheel.runtime._channels import Broadcast
 from freewheel.runtime._micro_batches import split_samples
 from freewheel.runtime._reading import Batch
 
@@ -26,13 +27,13 @@ class Peers:
     """
 
     def __init__(self, replica: int, senders: Sequence[Any], receivers: Sequence[Any]) -> None:
-        self._replica, self._senders, self._receivers = replica, senders, receivers
+        self._replica, self._others, self._receivers = replica, Broadcast(senders), receivers
         self._own: Any = None
 
     @property
     def has_room(self) -> bool:
         """Whether `put` would not wait."""
-        return all(sender.has_room for sender in self._senders)
+        return self._others.has_room
 
     @property
     def has_item(self) -> bool:
@@ -42,8 +43,7 @@ class Peers:
     def put(self, term: Any) -> None:
         """Send this replica's term of the sum to all others."""
         self._own = term
-        for sender in self._senders:
-            sender.put(term)
+        self._others.put(term)
 
     def get(self) -> list[Any]:
         """The terms of all replicas, in replica order; this replica's own is the one that was put."""

@@ -1,6 +1,6 @@
 """The wires of a run, and each stage's ends of them.
 
-Neighbouring stages have the channels of the plan. The caller, which reads the loader, sends batch numbers to all stages
+Stages have the channels of the plan. The caller, which reads the loader, sends batch numbers to all stages
 (`announce`), inputs to the first, and targets to those that use them. Stages send their snapshots to the caller.
 Stage k of replica r has the rank r·K + k.
 """
@@ -12,7 +12,7 @@ from itertools import permutations, product
 from typing import Any
 
 from freewheel.plan import SHARE, Op, Schedule, capacity, routes
-from freewheel.runtime._channels import End
+from freewheel.runtime._channels import Broadcast, End
 from freewheel.runtime._replicas import Peers
 from freewheel.runtime._world import Wire
 from freewheel.stage import Stage
@@ -52,6 +52,7 @@ def stage_wires(schedule: Schedule, caller: int, prefetch: int = PREFETCH) -> li
     for replica, first in enumerate(range(0, count * schedule.replicas, count)):
         for boundary, message in product(range(count - 1), messages):
             sender, receiver = sorted((first + boundary, first + boundary + 1), reverse=message.way < 0)
+            sender = first + count - 1 if message.broadcast else sender
             length = capacity(schedule, message.letter, boundary)
             name = _message_name(replica, message.letter, boundary)
             out.append(Wire(name, sender, receiver, length, joins_stages=True))
@@ -77,10 +78,13 @@ def wires_of(schedule: Schedule, caller: int) -> list[Wire]:
 
 
 def links_of(stage: Stage, ends: Mapping[str, Any]) -> dict[Op, Any]:
-    """A stage's ends of the wires to its neighbours and its other replicas, by the op that uses them."""
+    """A stage's ends of the wires to other stages and its other replicas, by the op that uses them."""
     k, own = stage.index, stage.replica
-    routed = routes(stage.schedule, k).items()
-    links = {op: ends[_message_name(own, *route)] for op, route in routed if op.channel != SHARE.letter}
+    links: dict[Op, Any] = {}
+    for op, found in routes(stage.schedule, k).items():
+        if op.channel != SHARE.letter:
+            known = [ends[_message_name(own, *route)] for route in found]
+            links[op] = known[0] if len(known) == 1 else Broadcast(known)
     others = [replica for replica in range(stage.schedule.replicas) if replica != own]
     if others:
         senders = [ends[_all_reduce_name(k, own, other)] for other in others]
