@@ -107,6 +107,8 @@ class Reference:
         decay: That of the discrepancy correction, None for none.
         compensation: λ.
         every: Batches a step.
+        schedule: A factor of the step size, of a number of batches.
+        leads: Whether that number is the batch which the stage forwards in the round (FDG, eq. 11).
     """
 
     def __init__(
@@ -124,6 +126,8 @@ class Reference:
         decay: float | None = None,
         compensation: float = 0.0,
         every: int = 1,
+        schedule: Callable[[int], float] = lambda n: 1.0,
+        leads: bool = False,
     ) -> None:
         assert len(delays) == len(stages)
         self.stages = [without_statistics(stage) for stage in stages]
@@ -131,6 +135,7 @@ class Reference:
         self.delays, self.order, self.kind = tuple(delays), order, weights
         self.shrink, self.anneal, self.decay = shrink, anneal, decay
         self.compensation, self.every = compensation, every
+        self.schedule, self.leads = schedule, leads
         for name in ("version", "input", "output", "gradient"):
             setattr(self, name, cache(getattr(self, name)))
 
@@ -181,7 +186,9 @@ class Reference:
         if len(pending) < self.every:
             return old._replace(pending=pending)
         mean = {name: torch.stack([g[name] for g in pending]).mean(0) for name in gradient}
-        new, state = self.rule(old.weights, mean, old.state, old.steps, self.step_scale(k, n))
+        at = min(n + self.delays[k], len(self.batches)) if self.leads else n
+        scale = self.step_scale(k, n) * self.schedule(at)
+        new, state = self.rule(old.weights, mean, old.state, old.steps, scale)
         return Version(new, state, old.steps + 1, self.drift(k, old, new), [])
 
     def step_scale(self, k: int, t: int) -> float:

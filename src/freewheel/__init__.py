@@ -6,6 +6,7 @@ from freewheel._metrics import accuracy as accuracy
 from freewheel.corrections import (
     Accumulate as Accumulate,
     Correction as Correction,
+    CurrentStepSize as CurrentStepSize,
     DelayCompensation as DelayCompensation,
     Discrepancy as Discrepancy,
     Shrink as Shrink,

@@ -14,10 +14,12 @@ from freewheel.corrections.compensation import DelayCompensation as DelayCompens
 from freewheel.corrections.discrepancy import Discrepancy as Discrepancy
 from freewheel.corrections.shrink import Shrink as Shrink
 from freewheel.corrections.staleness import StalenessStep as StalenessStep
+from freewheel.corrections.step_size import CurrentStepSize as CurrentStepSize
 
 CORRECTIONS: dict[str, type[Correction]] = {
     "shrink": Shrink,
     "staleness-step": StalenessStep,
+    "current-step-size": CurrentStepSize,
     "discrepancy": Discrepancy,
     "delay-compensation": DelayCompensation,
     "accumulate": Accumulate,

@@ -69,6 +69,7 @@ class Correction:
     weights: ClassVar[tuple[str, ...]] = ()  # supported values of `weights`; empty for all
     collects: ClassVar[bool] = False  # whether it skips optimizer steps
     steady: ClassVar[bool] = False  # whether `update` never skips and does not depend on `step.number`
+    leads: ClassVar[bool] = False  # whether the step size is that of the batch that the stage forwards
 
     def applies(self, site: Site) -> bool:
         """Whether this stage needs the correction."""
@@ -81,6 +82,10 @@ class Correction:
     def update(self, step: Step, state: State) -> tuple[Step, State]:
         """Transform an update before the optimizer step, and return the new state."""
         return step, state
+
+    def skips(self, number: int) -> bool:
+        """Whether `update` skips the step of this update; needed beside a correction that `leads`."""
+        return False
 
     def updated(self, site: Site, weights: Sequence[Tensor], state: State) -> State:
         """Return the state after the optimizer step; `weights` are the new ones."""

@@ -22,6 +22,8 @@ class StageCorrections:
         self._corrections = [c for c in corrections if c.applies(site)]
         self._site = site
         self._number = 0
+        self.leads = any(c.leads for c in self._corrections)
+        self.ahead = 0  # how many batches the step size is ahead of the updates, where a correction leads
         self._states: list[State] | None = None
         self.fixed = False  # whether the tensors of the state keep their places in memory
 
@@ -58,6 +60,11 @@ class StageCorrections:
         for i, correction in enumerate(self._corrections):
             step, state = correction.update(step, states[i])
             states[i] = self._next(states[i], state)
+            if self.leads and step.skip and not any(c.skips(self._number) for c in self._corrections):
+                raise ValueError(
+                    f"{type(correction).__name__} skips a step that its method `skips` does not tell of, beside a "
+                    "correction that leads: define it, or leave CurrentStepSize out (fw.FDG(step_size='gradient'))"
+                )
         return step
 
     def updated(self, weights: Sequence[Tensor]) -> None:
@@ -69,6 +76,13 @@ class StageCorrections:
     def count(self) -> None:
         """Count an update, made or skipped."""
         self._number += 1
+        self.ahead -= self.leads
+
+    def lead(self) -> bool:
+        """Let the step size go on by a batch; return whether the update of that batch makes a step."""
+        number = self._number + self.ahead
+        self.ahead += 1
+        return not any(c.skips(number) for c in self._corrections)
 
     def _next(self, state: State, following: State) -> State:
         """Return the following state; with `fixed`, it is copied to the place of the state."""
@@ -86,8 +100,9 @@ class StageCorrections:
 
     def state(self) -> dict[str, Any]:
         """Return the state of all corrections, by reference."""
-        return {"number": self._number, "states": self._states}
+        return {"number": self._number, "states": self._states, "ahead": self.ahead}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore such a state."""
         self._number, self._states = state["number"], deepcopy(state["states"])
+        self.ahead = state.get("ahead", 0)  # earlier checkpoints do not have it

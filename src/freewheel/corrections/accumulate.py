@@ -30,4 +30,8 @@ class Accumulate(Correction):
     def update(self, step: Step, state: State) -> tuple[Step, State]:
         """Skip all steps but every `every`-th."""
         mean = map_gradients(lambda g: g / self.every, step.gradients)
-        return step._replace(gradients=mean, skip=step.skip or (step.number + 1) % self.every > 0), state
+        return step._replace(gradients=mean, skip=step.skip or self.skips(step.number)), state
+
+    def skips(self, number: int) -> bool:
+        """Whether this is not the last of `every` batches."""
+        return (number + 1) % self.every > 0

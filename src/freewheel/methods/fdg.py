@@ -6,7 +6,9 @@ In every round each stage learns from the gradient and forwards the activation t
 round. Update of stage k with batch n, applied to the newest weights (eq. 11, 15 and 17; stages counted from 0 here,
 from 1 in the paper):
 
-    w_k ← w_k - lr · β^(K-1-k) · ∂h_{k+1}/∂w_k · g_{k+1}(n),    the derivative at the weights of the forward
+    w_k ← w_k - γ · β^(K-1-k) · ∂h_{k+1}/∂w_k · g_{k+1}(n),    the derivative at the weights of the forward
+
+γ is the step size of the time of the update, γ_(n+m_k): that of the batch which the stage forwards in the same round.
 
 | stage | 0      | … | k        | … | K-1 |
 | m_k   | 2(K-1) | … | 2(K-1-k) | … | 0   |
@@ -23,10 +25,10 @@ A round starts with the backward (slightly better in the paper's appendix A) or 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from freewheel._errors import one_of
-from freewheel.corrections import Shrink
+from freewheel.corrections import Correction, CurrentStepSize, Shrink
 from freewheel.methods._method import Method, Pipeline
 from freewheel.plan import ORDERS, Order
 
@@ -38,23 +40,30 @@ class FDG(Method):
     Args:
         shrink: The shrinking factor β, above 0 and at most 1; 1 does not shrink.
         order: What a round starts with, `backward` or `forward`.
+        step_size: With a scheduler, whose step size an update takes: that of the batch forwarded at the time of the
+            `update` (eq. 11), or of the batch that the `gradient` belongs to, as in all other methods.
     """
 
     name: ClassVar[str] = "fdg"
 
     shrink: float = 1.0
     order: Order = "backward"
+    step_size: Literal["update", "gradient"] = "update"
 
     def __post_init__(self) -> None:
         Shrink(self.shrink)
         one_of("order", self.order, ORDERS)
+        one_of("step_size", self.step_size, ("update", "gradient"))
 
     def pipeline(self, k: int) -> Pipeline:
         """Delays 2(K-1-k), weights stashed, gradients shrunk."""
+        corrections: list[Correction] = [Shrink(self.shrink)]
+        if self.step_size == "update":
+            corrections.append(CurrentStepSize())
         return Pipeline(
             title=self.name,
             delays=tuple(2 * (k - 1 - i) for i in range(k)),
             order=self.order,
-            corrections=[Shrink(self.shrink)],
+            corrections=corrections,
             cell="round",
         )

@@ -34,7 +34,7 @@ from freewheel.runtime._places import FixedTree, Form, Recorded, forms_of, is_de
 from freewheel.runtime._recording import recording
 from freewheel.runtime._repeat import Script
 from freewheel.runtime._warm_up import held_by, leaving_no_trace
-from freewheel.stage import NotYetError, Stage, has_state
+from freewheel.stage import NotYetError, Stage, has_state, repeat_lead
 
 T = TypeVar("T")
 FORMS = 4  # of batches that are captured; further ones are computed as on other runtimes
@@ -102,6 +102,8 @@ class CapturingLauncher(DrawingLauncher):
     ) -> T:
         """Replay the function for this slot; capture it if it has not been, and call it if it cannot be."""
         slot, script = unit[0] % self._slots, self._script
+        if name == "update":
+            script.note(repeat_lead, self._stage)
         if name == "forward":
             self._forwarded = unit[0]
             if self.next is not None and slot in self.next._read:

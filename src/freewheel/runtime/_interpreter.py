@@ -26,7 +26,7 @@ from freewheel.runtime._micro_batches import split_samples, split_time
 from freewheel.runtime._spec import RunSpec
 from freewheel.runtime._straggler import Straggler
 from freewheel.runtime._wiring import input_name, links_of, target_name
-from freewheel.stage import Stage, Verbs, load_buffers
+from freewheel.stage import Stage, Verbs, lead, load_buffers
 
 NOT_FINITE = "lower the learning rate, clip gradients (clip=1.0), or look for broken values in the data"
 
@@ -241,6 +241,7 @@ class Interpreter:
         return message
 
     def _count_update(self, batch: int) -> None:
+        lead(self.stage, len(self._seen), lambda ahead: self._feed.is_cut(batch + ahead))
         self._gap = self.stage.version - self._seen.pop(batch)
         self._gaps += self._gap
         self._updates += 1

@@ -20,6 +20,7 @@ from freewheel.stage._launch import (
     NotYetError as NotYetError,
     seeded_by_key as seeded_by_key,
 )
+from freewheel.stage._lead import lead as lead, repeat_lead as repeat_lead
 from freewheel.stage._loss import (
     has_weights as has_weights,
     loss_of as loss_of,

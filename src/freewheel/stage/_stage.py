@@ -247,12 +247,12 @@ class Stage(ABC):
             weight.grad = None
 
     def _stepped(self) -> None:
-        if self.config.scheduler_every == "batch":
+        if self.config.scheduler_every == "batch" and not self.corrections.leads:
             step_scheduler(self.scheduler)
 
     def end_epoch(self) -> None:
         """Step a scheduler that counts epochs, after the last update of one."""
-        if self.config.scheduler_every == "epoch":
+        if self.config.scheduler_every == "epoch" and not self.corrections.leads:
             step_scheduler(self.scheduler)
 
     def step_on_plateau(self, value: float) -> None:

@@ -46,10 +46,14 @@ def scaled(optimizer: torch.optim.Optimizer, scale: float) -> Iterator[None]:
             group["lr"] = lr
 
 
-def step_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler | None, value: float | None = None) -> None:
-    """Step a scheduler that waits for a plateau with a value, and any other without one."""
+def step_scheduler(
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None, value: float | None = None, *, early: bool = False
+) -> None:
+    """Step a scheduler that waits for a plateau with a value, and any other without one; `early`, before an update."""
     waits = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
     if scheduler is not None and waits == (value is not None):
+        if early:  # torch warns where a scheduler steps before the optimizer has
+            scheduler.optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
         scheduler.step(*([value] if waits else []))  # pyright: ignore[reportArgumentType]
 
 
