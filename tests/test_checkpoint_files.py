@@ -301,7 +301,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {},
         r"method='pipedream', but .* in flight that resume only with method='fdg': give that",
     ),
-    "option": (fw.FDG(shrink=0.4), {}, r"corrections=\['Shrink\(beta=0.4\)'\], but"),
+    "option": (fw.FDG(shrink=0.4), {}, r"corrections=\['Shrink\(beta=0.4\)', 'CurrentStepSize\(\)'\], but"),
     "order": (fw.FDG(shrink=0.5, order="forward"), {}, "order='forward', but"),
     "seed": (fw.FDG(shrink=0.5), {"seed": 4}, "seed=4, but .* only with seed=3"),
     "threads": (fw.FDG(shrink=0.5), {"threads": 2}, "threads=2, but .* only with threads=1"),

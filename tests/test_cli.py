@@ -82,7 +82,7 @@ def test_methods_lists_them_all():
     for name in (*fw.METHODS, *fw.RACES):
         assert f"\n {name} " in text
     assert "forward, backward, update" in text
-    assert "shrink=1 order=backward" in text
+    assert "shrink=1 order=backward step_size=update" in text
     assert "Delayed gradients with shrinking." in text
 
 
@@ -99,7 +99,7 @@ def test_methods_as_json_agree_with_the_library():
         assert tuple(row["delays"]) == plan.delays
         assert set(row["locks"]) == plan.locks
         assert row["description"] == (fw.METHODS[name].__doc__ or "").split("\n")[0]
-    assert rows["fdg"]["options"] == {"shrink": 1.0, "order": "backward"}
+    assert rows["fdg"]["options"] == {"shrink": 1.0, "order": "backward", "step_size": "update"}
     assert rows["bp"]["options"] == {}
     assert rows["bp"]["order"] is None
     assert rows["dsp"]["weights"] == "recompute"

@@ -125,7 +125,7 @@ def test_json_holds_everything(tmp_path: Path):
     assert written["arguments"]["at"] == ["pool"]
     assert written["arguments"]["json"] == str(file)
     assert written["method"]["name"] == "fdg"
-    assert written["method"]["with_options"] == "FDG(shrink=0.5, order='backward')"
+    assert written["method"]["with_options"] == "FDG(shrink=0.5, order='backward', step_size='update')"
     assert written["method"]["delays"] == [2, 0]
     assert written["method"]["locks"] == []
     assert written["data"] == {"name": "digits", "train": 200, "test": 360, "classes": 10, "shape": [1, 8, 8]}

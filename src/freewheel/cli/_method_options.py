@@ -40,7 +40,7 @@ def complete_options(name: str, pairs: Iterable[str]) -> tuple[str, ...]:
 
     Example:
         >>> complete_options("fdg", ["order=forward"])
-        ('order=forward', 'shrink=1.0')
+        ('order=forward', 'shrink=1.0', 'step_size=update')
     """
     given, typed = tuple(pairs), read_options(pairs)
     others = {key: value for key, value in options_of(find_method(name, given)).items() if key not in typed}
