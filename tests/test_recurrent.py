@@ -68,8 +68,9 @@ class Sequences:
         *,
         rule: Rule,
         delays: Sequence[int],
+        loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     ) -> None:
-        self.stages, self.batches, self.rule, self.delays = stages, batches, rule, delays
+        self.stages, self.batches, self.rule, self.delays, self.loss = stages, batches, rule, delays, loss
         self.versions = [[Version({n: p.detach().clone() for n, p in s.named_parameters()}, None)] for s in stages]
 
     def train(self, fits: int = 1) -> list[Tensors]:
@@ -93,7 +94,7 @@ class Sequences:
         for stage, each in zip(self.stages, leaves):
             out = functional_call(stage, each, (out,))
         pairs = [(each[name], u) for each, move in zip(leaves, moves) for name, u in move.items()]
-        gradients = torch.autograd.grad(F.cross_entropy(out, y), [w for w, _ in pairs])
+        gradients = torch.autograd.grad(self.loss(out, y), [w for w, _ in pairs])
         return torch.stack([(g * u).sum() for g, (_, u) in zip(gradients, pairs)]).sum()
 
 
@@ -256,6 +257,44 @@ def check(name: str, net: str, kind: str, task: str, k: int, steps: int, optimiz
     trainer.fit(make_batches(net, task), progress=False)
     assert distance(stages, expected(net, kind, task, late, optimizer)) < CLOSE
     assert distance(stages, [dict(s.named_parameters()) for s in make_stages(net, kind, task, k)]) > FAR
+
+
+def summed(out: Tensor, y: Tensor) -> Tensor:
+    """Eq. 15: the losses of the time steps, each the mean over samples, added up."""
+    return torch.stack([F.cross_entropy(out[:, :, t], y[:, t]) for t in range(T)]).sum()
+
+
+@spread(name=["asyncfgd", "fgd"], runtime=["simulate", "threads", rarely("processes")], steps=[3, T])
+def test_the_loss_may_be_the_sum_over_time(name: str, runtime: str, steps: int) -> None:
+    stages, late = make_stages("deep", "gru", "steps", 3), delays(name, 3, steps)
+    batches = make_batches("deep", "steps")
+    expected = Sequences(stages, batches, rule=RULES["sgd"], delays=late, loss=summed).train()
+    method = fw.method(name, direction=direction, steps=steps, over_time="sum")
+    make_trainer(stages, method, runtime=runtime).fit(batches, progress=False)
+    assert distance(stages, expected) < CLOSE
+
+
+def test_a_sum_over_time_is_also_what_is_reported() -> None:
+    stages, batches = make_stages("deep", "gru", "steps", 3), make_batches("deep", "steps")
+    still = partial(torch.optim.SGD, lr=0.0)
+    history = make_trainer(stages, fw.AsyncFGD(steps=3, over_time="sum"), optimizer=still).fit(batches, progress=False)
+    losses = [summed(nn.Sequential(*stages)(x), y).item() * len(x) for x, y in batches]
+    assert history.epochs[0].loss == pytest.approx(sum(losses) / sum(len(x) for x, _ in batches))
+
+
+def test_a_class_at_the_end_has_one_loss_anyway() -> None:
+    found = [train("asyncfgd", "simulate", task="class", k=2, steps=3, over_time=over) for over in ("mean", "sum")]
+    assert same_bits(*found)
+
+
+def test_over_time_needs_time_steps() -> None:
+    with pytest.raises(ValueError, match="over_time='sum' without micro-batches along time: split sequences"):
+        fw.AsyncFGD(over_time="sum")
+    with pytest.raises(ValueError, match="over_time 'max'"):
+        fw.AsyncFGD(steps=2, over_time="max")  # pyright: ignore[reportArgumentType]
+    plan = fw.plan(fw.AsyncFGD(steps=2, over_time="sum"), k=2)
+    assert fw.Plan.parse(str(plan)) == plan
+    assert "along=1 over_time=sum" in str(plan)
 
 
 @spread(least=12, kind=KINDS, name=["asyncfgd", "fgd"], k=[1, 2, 3], steps=[1, 3, T], task=TASKS)

@@ -8,7 +8,7 @@ from typing import Any
 
 from freewheel.stage import StageOptions
 
-FREE = ("name", "credit", "queues", "cell", "credit_options")  # of a schedule: they change no result, or are below
+FREE = ("name", "credit", "queues", "cell", "credit_options", "over_time")  # change no result, or are below
 
 
 def settings_of(options: StageOptions) -> dict[str, Any]:
@@ -20,6 +20,7 @@ def settings_of(options: StageOptions) -> dict[str, Any]:
         **{f.name: getattr(schedule, f.name) for f in fields(schedule) if f.name not in FREE},
         "corrections": [repr(correction) for correction in options.corrections],
         **{f"credit.{name}": value for name, value in options.credit.settings().items()},
+        **({"over_time": schedule.over_time} if schedule.over_time != "mean" else {}),  # as for compile
         "head": options.credit.head_settings(),
         "clip": config.clip,
         "autocast": repr(config.autocast),

@@ -11,7 +11,7 @@ from freewheel._config import RunConfig
 from freewheel._errors import of_type, one_of, whole_number
 from freewheel.corrections import Correction
 from freewheel.credit import Chain, Credit, find_credit
-from freewheel.plan import ORDERS, WEIGHTS, Order, Schedule, WeightPolicy
+from freewheel.plan import ORDERS, OVER_TIME, WEIGHTS, Order, OverTime, Schedule, WeightPolicy
 from freewheel.runtime import RUNTIMES, Outcome, Run
 
 
@@ -83,6 +83,7 @@ class Pipeline(Method):
         corrections: Transforms of the gradient or the step, applied in this order.
         micro: Micro-batches per batch; more than one requires zero delays under the chain rule.
         along: The dimension that micro-batches split: 0, the samples; 1, time (under `fw.Forward`).
+        over_time: Along time, whether the loss of a sequence is the `mean` or the `sum` of those of its time steps.
         ahead: With micro-batches, how many each stage forwards before its first backward; all by default.
         turns: Whether each stage waits until all later ones have forwarded the batch (the forward lock).
         queues: For each boundary, the lengths of the activation and the gradient queue; sufficient by default.
@@ -107,6 +108,7 @@ class Pipeline(Method):
     corrections: Sequence[Correction] = ()
     micro: int = 1
     along: Literal[0, 1] = 0
+    over_time: OverTime = "mean"
     ahead: Sequence[int] = ()
     turns: bool = False
     queues: Sequence[tuple[int, int]] = ()
@@ -128,6 +130,12 @@ class Pipeline(Method):
         whole_number("micro", self.micro, least=1)
         if self.along not in (0, 1) or (self.along and self.credit.family != "forward"):
             raise ValueError(f"along={self.along!r}: give 0, the samples, or under credit='forward' 1, time")
+        one_of("over_time", self.over_time, OVER_TIME)
+        if self.over_time != "mean" and not self.along:
+            raise ValueError(
+                f"over_time={self.over_time!r} without micro-batches along time: split sequences (steps=2 or more), or "
+                "give a loss that sums over time itself"
+            )
         self._check_queues()
         self.credit.check(self)
         self._check_corrections()

@@ -41,9 +41,9 @@ number each:
     stage 1  .       F0.0@0  F0.1@0  F0.2@0!  .       F1.0@1  F1.1@1  F1.2@1!
 
 Recurrent nets (appendix G.3): with `steps`, sequences are split along time. Each stage keeps the state (s, o_s) of its
-layers (`fw.Recurrent`), loss and d are summed over the sequence, and tangents are drawn once per sequence. All steps of
-a sequence see the same version; the pipeline runs over steps, so a delay of one sequence suffices for up to
-`steps` + 1 stages:
+layers (`fw.Recurrent`), and tangents are drawn once per sequence. Loss and d are averaged over the sequence, or summed
+with `over_time="sum"` (eq. 15). All steps of a sequence see the same version; the pipeline runs over steps, so a delay
+of one sequence suffices for up to `steps` + 1 stages:
 
     plan asyncfgd: credit=forward delays=1,0 micro=3 along=1 batches=2
     time     0       1       2       3        4       5            6
@@ -59,6 +59,7 @@ from typing import Any, ClassVar, Literal
 from freewheel._errors import whole_number
 from freewheel.credit import Forward
 from freewheel.methods._method import Method, Pipeline, shared_options
+from freewheel.plan import OverTime
 from freewheel.tangents import TangentOptions
 
 
@@ -72,10 +73,15 @@ class _ForwardMethod(TangentOptions, Method):
 @dataclass(frozen=True, kw_only=True)
 class _RecurrentMethod(_ForwardMethod):
     steps: int = 1
+    over_time: OverTime = "mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number("steps", self.steps, least=1)
+        self.pipeline(1)  # which checks `over_time`
+
+    def _along_time(self) -> dict[str, Any]:
+        return {"micro": self.steps, "along": int(self.steps > 1), "over_time": self.over_time}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +92,14 @@ class FGD(_RecurrentMethod):
 
     Args:
         steps: Micro-batches along time that sequences are split into; 1 does not split.
+        over_time: With `steps`, whether the loss of a sequence is the `mean` or the `sum` (eq. 15) over time.
     """
 
     name: ClassVar[str] = "fgd"
 
     def pipeline(self, k: int) -> Pipeline:
         """Zero delays."""
-        return self._pipeline(delays=(0,) * k, micro=self.steps, along=int(self.steps > 1))
+        return self._pipeline(delays=(0,) * k, **self._along_time())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,12 +177,12 @@ class AsyncFGD(_RecurrentMethod):
 
     Args:
         steps: Micro-batches along time that sequences are split into; 1 does not split.
+        over_time: With `steps`, whether the loss of a sequence is the `mean` or the `sum` (eq. 15) over time.
     """
 
     name: ClassVar[str] = "asyncfgd"
 
     def pipeline(self, k: int) -> Pipeline:
         """Delays K-1-k; along time, one sequence at every stage but the last."""
-        if self.steps > 1:
-            return self._pipeline(delays=(1,) * (k - 1) + (0,), micro=self.steps, along=1)
-        return self._pipeline(delays=tuple(range(k - 1, -1, -1)))
+        delays = (1,) * (k - 1) + (0,) if self.steps > 1 else tuple(range(k - 1, -1, -1))
+        return self._pipeline(delays=delays, **self._along_time())

@@ -21,8 +21,10 @@ from freewheel.plan._picture import save_picture as save_picture
 from freewheel.plan._plan import Memory as Memory, Plan as Plan, Versions as Versions
 from freewheel.plan._schedule import (
     ORDERS as ORDERS,
+    OVER_TIME as OVER_TIME,
     WEIGHTS as WEIGHTS,
     Order as Order,
+    OverTime as OverTime,
     Schedule as Schedule,
     WeightPolicy as WeightPolicy,
 )

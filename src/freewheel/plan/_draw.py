@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from freewheel.plan._actions import Action, Op
 from freewheel.plan._clock import Position, Streams, ticks
 from freewheel.plan._credit import CREDITS, PlanCredit
-from freewheel.plan._schedule import ORDERS, WEIGHTS, Schedule
+from freewheel.plan._schedule import ORDERS, OVER_TIME, WEIGHTS, Schedule
 from freewheel.plan._streams import wire
 
 if TYPE_CHECKING:
@@ -168,6 +168,7 @@ _READERS: dict[str, Any] = {
     "weights": _one_of(*WEIGHTS),
     "micro": int,
     "along": int,
+    "over_time": _one_of(*OVER_TIME),
     "ahead": _numbers,
     "turns": lambda text: text == "yes",
     "norms": lambda text: text == "yes",

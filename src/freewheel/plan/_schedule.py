@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 Order = Literal["forward", "backward"]
 WeightPolicy = Literal["stash", "recompute", "current", "predict"]
 ORDERS: tuple[Order, ...] = ("forward", "backward")
+OverTime = Literal["mean", "sum"]
+OVER_TIME: tuple[OverTime, ...] = ("mean", "sum")
 WEIGHTS: tuple[WeightPolicy, ...] = ("stash", "recompute", "current", "predict")
 
 
@@ -34,6 +36,7 @@ class Schedule:
     weights: WeightPolicy = "stash"
     micro: int = 1
     along: int = 0
+    over_time: OverTime = "mean"
     ahead: tuple[int, ...] = ()
     turns: bool = False
     norms: bool = False

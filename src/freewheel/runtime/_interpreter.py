@@ -219,7 +219,11 @@ class Interpreter:
                 self._received[batch, j] = micro_batch
         if self.targets is not None:
             y, size, length, self._weight = self.targets.get()
-            targets = split_time(y, size, micro, "target", length) if along else split_samples(y, size, micro, "target")
+            over = self._schedule.over_time
+            if along:
+                targets = split_time(y, size, micro, "target", length, over)
+            else:
+                targets = split_samples(y, size, micro, "target")
             for j, micro_batch in enumerate(targets):
                 self._expected[batch, j] = micro_batch
 

@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from freewheel._trees import map_tensors, tensors_of
+from freewheel.plan import OverTime
 
 MicroBatch = tuple[Any, int, float]  # its input or target, its number of samples, its weight in the loss
 
@@ -28,8 +29,10 @@ def split_samples(tree: Any, size: int, micro: int, what: str, by: str = "micro"
     return [(each, n, n / size) for each, n in zip(_slices(tree, lengths, 0), lengths)]
 
 
-def split_time(tree: Any, size: int, micro: int, what: str, length: int | None = None) -> list[MicroBatch]:
-    """Micro-batches along the second dimension.
+def split_time(
+    tree: Any, size: int, micro: int, what: str, length: int | None = None, over: OverTime = "mean"
+) -> list[MicroBatch]:
+    """Micro-batches along the second dimension; the loss is the mean or the sum `over` time.
 
     A target without one, or with another `length` than the input's, belongs to the end of the sequence alone.
     """
@@ -47,7 +50,8 @@ def split_time(tree: Any, size: int, micro: int, what: str, length: int | None =
         raise ValueError(f"steps={micro}: this {what} has only {steps} time steps; give {steps} or less")
     lengths = _lengths(steps, micro)
     ends = [0] * (micro - 1) + [size]  # the samples count once
-    return [(each, n, count / steps) for each, n, count in zip(_slices(tree, lengths, 1), ends, lengths)]
+    total = steps if over == "mean" else 1
+    return [(each, n, count / total) for each, n, count in zip(_slices(tree, lengths, 1), ends, lengths)]
 
 
 def _lengths(total: int, count: int) -> list[int]:
