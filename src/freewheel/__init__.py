@@ -69,6 +69,7 @@ from freewheel.trainer import (
     EarlyStopping as EarlyStopping,
     Epoch as Epoch,
     EpochEnd as EpochEnd,
+    GradientDifference as GradientDifference,
     History as History,
     KeepBest as KeepBest,
     LayerUpdates as LayerUpdates,
@@ -78,6 +79,7 @@ from freewheel.trainer import (
     TensorBoard as TensorBoard,
     Trainer as Trainer,
     alignment as alignment,
+    gradient_difference as gradient_difference,
 )
 
 __version__ = "0.1.0"

@@ -7,6 +7,10 @@ from freewheel.trainer._callbacks import (
     EpochEnd as EpochEnd,
     StageSequence as StageSequence,
 )
+from freewheel.trainer._difference import (
+    GradientDifference as GradientDifference,
+    gradient_difference as gradient_difference,
+)
 from freewheel.trainer._history import (
     Epoch as Epoch,
     History as History,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
+from freewheel.runtime import Before
 from freewheel.trainer._history import Epoch, History
 
 
@@ -26,14 +27,26 @@ class StageSequence(nn.Module):
         return x
 
 
+@dataclass
+class Position:
+    """The states of all stages at a cut, while the callbacks run, and what has been trained until then."""
+
+    states: Sequence[dict[str, Any] | None]
+    before: Before
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpochEnd:
-    """What a callback sees: the record of the epoch, and the network as it was after exactly that many batches."""
+    """What a callback sees: the record of the epoch, and the network as it was after exactly that many batches.
+
+    `position` is for `fw.gradient_difference`.
+    """
 
     record: Epoch
     history: History
     stages: Sequence[nn.Module]
     network: nn.Module
+    position: Position | None = field(default=None, repr=False, compare=False)
 
     def model(self) -> nn.Module:
         """The network at the cut, in eval mode and with the names of its own parameters.

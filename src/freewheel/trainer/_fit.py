@@ -37,7 +37,7 @@ from freewheel.runtime import (
     seeded,
 )
 from freewheel.stage import Stage, copied, load_tensors
-from freewheel.trainer._callbacks import BatchEnd, EpochEnd, StageSequence, asks_to_stop
+from freewheel.trainer._callbacks import BatchEnd, EpochEnd, Position, StageSequence, asks_to_stop
 from freewheel.trainer._evaluate import evaluate
 from freewheel.trainer._history import Epoch, History, LayerUpdates, mean_loss
 from freewheel.trainer._progress import ProgressBar
@@ -158,9 +158,15 @@ class Fit:
             record = replace(record, validation=score)
         self._history.epochs.append(record)
         self._bar.epoch(record)
-        end = EpochEnd(record=record, history=self._history, stages=self._shadows, network=self._shadow)
+        before = self._spec.before
+        before = Before(before.batches + cut.batches, before.epochs + len(self._history.epochs))
+        position = Position([snapshot.state for snapshot in cut.snapshots], before)
+        known = {"stages": self._shadows, "network": self._shadow, "position": position}
+        end = EpochEnd(record=record, history=self._history, **known)
         with self._settings.untouched():
-            return any([asks_to_stop(callback(end)) for callback in self._request.callbacks])  # noqa: C419, every one is called
+            stops = [asks_to_stop(callback(end)) for callback in self._request.callbacks]  # every one is called
+        position.states = ()
+        return any(stops)
 
     def _conclude(self, outcome: Outcome) -> History:
         """Load the state in which the run has ended, and save it."""
