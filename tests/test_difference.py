@@ -84,6 +84,8 @@ def test_it_is_that_of_plain_pytorch(name: str, runtime: str, more: int) -> None
         assert ours.difference == pytest.approx(difference, abs=CLOSE)
         assert ours.exact == pytest.approx(exact, abs=CLOSE)
         assert ours.relative == pytest.approx(difference / exact)
+    assert [each.parameters for each in found] == [6 * 8 + 8, 8 * 8 + 8, 8 * 3 + 3]
+    assert found[1].per_parameter == found[1].difference / 72
     assert all(each.difference > 1e-4 for each in found)  # of the last stage, too: what comes into it is old
 
 

@@ -25,15 +25,22 @@ class GradientDifference(NamedTuple):
     Args:
         difference: The norm of the difference.
         exact: The norm of the exact gradient.
+        parameters: The number of parameters that the stage trains.
     """
 
     difference: float
     exact: float
+    parameters: int
 
     @property
     def relative(self) -> float:
         """The difference in units of the exact gradient."""
         return self.difference / self.exact if self.exact else float("nan")
+
+    @property
+    def per_parameter(self) -> float:
+        """The difference divided by the number of parameters, for stages of different sizes (figure 4 of DSP)."""
+        return self.difference / self.parameters if self.parameters else float("nan")
 
 
 class _Update(NamedTuple):
@@ -85,7 +92,9 @@ def gradient_difference(
         exact._before = Before(before.batches + n, before.epochs)
         exact.fit([batches[n]], progress=False)
         norms.append([_norms(ours[n].gradients, theirs[-1].gradients) for ours, theirs in zip(updates, found)])
-    return tuple(GradientDifference(*each) for each in torch.tensor(norms, dtype=torch.float64).mean(0).tolist())
+    sizes = [sum(weight.numel() for weight in stage.weights.live) for stage in trainer._stages]
+    means = torch.tensor(norms, dtype=torch.float64).mean(0).tolist()
+    return tuple(GradientDifference(*each, size) for each, size in zip(means, sizes))
 
 
 def _position(trainer: Trainer, end: EpochEnd | None) -> tuple[Sequence[Any], Before]:
