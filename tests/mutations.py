@@ -113,6 +113,36 @@ MUTATIONS = [
     ),
     # -- versions
     Mutation(
+        "derivative-with-the-last-micro-batch-but-one",
+        "plan/_streams.py",
+        "if j in (None, schedule.micro - 1):",
+        "if j in (None, schedule.micro - 2):",
+    ),
+    Mutation(
+        "broadcast-queue-too-short",
+        "plan/_clock.py",
+        "return 1 + max(more, schedule.delays[boundary])",
+        "return max(more, schedule.delays[boundary])",
+    ),
+    Mutation(
+        "loss-at-the-second-forward",
+        "credit/_chain_stage.py",
+        "return self._finish(valued(before, out), target), None",
+        "return self._finish(out, target), None",
+    ),
+    Mutation(
+        "step-size-not-ahead",
+        "stage/_lead.py",
+        "corrections.ahead < min(stage.delay, pending)",
+        "corrections.ahead < min(1, pending)",
+    ),
+    Mutation(
+        "measuring-shares-the-momentum",
+        "trainer/_difference.py",
+        "stage.load(deepcopy(state))",
+        "stage.load(state)",
+    ),
+    Mutation(
         "stash-not-copied",
         "stage/_weights.py",
         "copy = [hooked(torch.empty_like(p).requires_grad_(), p) for p in self.live]",
@@ -128,8 +158,8 @@ MUTATIONS = [
         "recompute-on-other-buffers",
         "credit/_chain_stage.py",
         """        with scratch_buffers(self.module):
-            self._record(unit, *stored)""",
-        """        self._record(unit, *stored)""",
+            self._record(unit, *arguments)""",
+        """        self._record(unit, *arguments)""",
     ),
     Mutation(
         "predict-one-step-too-far",
@@ -315,7 +345,7 @@ MUTATIONS = [
         "self.first_micro_batch = 0",
     ),
     # -- checks of plans
-    Mutation("check-misses-unread-messages", "plan/_check.py", "    if unread:\n", "    if False:\n"),
+    Mutation("check-misses-unread-messages", "plan/_check.py", "    if left_over:\n", "    if False:\n"),
     Mutation(
         "check-misses-staleness",
         "plan/_check.py",

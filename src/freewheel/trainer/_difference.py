@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
@@ -51,7 +51,7 @@ class _Update(NamedTuple):
 
 
 def gradient_difference(
-    trainer: Trainer, batches: Sequence[Any], end: EpochEnd | None = None
+    trainer: Trainer, batches: Iterable[Any], end: EpochEnd | None = None
 ) -> tuple[GradientDifference, ...]:
     """How far the gradient that each stage applies is from the exact one at the newest weights (DSP, section 5.4).
 
@@ -78,6 +78,7 @@ def gradient_difference(
         >>> [0 < each.relative < 1 for each in fw.gradient_difference(trainer, batches)]
         [True, True]
     """
+    batches = list(batches)
     first = _first(trainer, batches)
     states, before = _position(trainer, end)
     pipeline = trainer.method.over(trainer.config.replicas).pipeline(len(states))
