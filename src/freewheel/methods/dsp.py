@@ -6,7 +6,7 @@ In DSP(p_0 … p_{K-1}; m_0 … m_{K-1}) stage k has an input queue of length 1 
 a gradient queue of length 1 + q_k, with q_k = m_{k-1} - p_{k-1} - m_k (appendix A). Update of stage k with batch n, the
 forward recomputed on the stored input with the newest weights, version n (eq. 5):
 
-    w_k ← w_k - lr · ∂f_k(h_k; w_k)/∂w_k · g_{k+1}(n)
+    w_k ← w_k - lr · ∂f_k(h_k; w_k)/∂w_k · g_{k+1}(n),    g_K the derivative of the loss at the output of the forward
 
 | stage | 0        | … | k          | … | K-1 |
 | m_k   | d(K-1)   | … | d(K-1-k)   | … | 0   |   for `delay=d`, with p_k = ⌈d/2⌉ and so q_k = ⌊d/2⌋

@@ -91,9 +91,11 @@ def gradient_difference(
     for n in range(first, len(batches)):
         _move(exact, [each[n].weights for each in updates])
         exact._before = Before(before.batches + n, before.epochs)
+        for each in found:
+            each.clear()
         exact.fit([batches[n]], progress=False)
         norms.append([_norms(ours[n].gradients, theirs[-1].gradients) for ours, theirs in zip(updates, found)])
-    sizes = [sum(weight.numel() for weight in stage.weights.live) for stage in trainer._stages]
+    sizes = [sum(weight.numel() for weight in stage.weights.live) for stage in exact._stages]
     means = torch.tensor(norms, dtype=torch.float64).mean(0).tolist()
     return tuple(GradientDifference(*each, size) for each, size in zip(means, sizes))
 
@@ -104,8 +106,8 @@ def _position(trainer: Trainer, end: EpochEnd | None) -> tuple[Sequence[Any], Be
         return end.position.states, end.position.before
     if end is not None or trainer._running:
         raise ValueError(
-            "gradient_difference needs what a callback gets (end), while it runs: call it there with that, or "
-            "without after fit"
+            "gradient_difference takes end in the callback that got it, and nowhere else: give it while fit is running, "
+            "and leave it out afterwards"
         )
     return [stage.state() for stage in trainer._stages], trainer._before
 
