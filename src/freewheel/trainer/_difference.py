@@ -97,7 +97,7 @@ def gradient_difference(
         norms.append([_norms(ours[n].gradients, theirs[-1].gradients) for ours, theirs in zip(updates, found)])
     sizes = [sum(weight.numel() for weight in stage.weights.live) for stage in exact._stages]
     means = torch.tensor(norms, dtype=torch.float64).mean(0).tolist()
-    return tuple(GradientDifference(*each, size) for each, size in zip(means, sizes))
+    return tuple(GradientDifference(apart, norm, size) for (apart, norm), size in zip(means, sizes))
 
 
 def _position(trainer: Trainer, end: EpochEnd | None) -> tuple[Sequence[Any], Before]:
@@ -106,8 +106,8 @@ def _position(trainer: Trainer, end: EpochEnd | None) -> tuple[Sequence[Any], Be
         return end.position.states, end.position.before
     if end is not None or trainer._running:
         raise ValueError(
-            "gradient_difference takes end in the callback that got it, and nowhere else: give it while fit is running, "
-            "and leave it out afterwards"
+            "gradient_difference takes end in the callback that got it, and nowhere else: give it while fit is "
+            "running, and leave it out afterwards"
         )
     return [stage.state() for stage in trainer._stages], trainer._before
 
