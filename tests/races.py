@@ -8,7 +8,8 @@ identified by its text and computed with the current weights.
     B7         the gradients of layer 2 and of its input
     U7 2       the update of layer 2
     B7 2       the gradient of layer 0; belongs to B7 if layer 2 is not updated
-    drained 7  a barrier, at which the copies of all groups are averaged
+    S7 2 1     layer 2 of device 1 becomes that of the worker's device
+    drained 7  a barrier, at which the copies of all groups or devices are averaged
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Reader:
         data: The batches of all epochs in a row.
         lr: The step size.
         momentum: The momentum of SGD.
-        shared: Whether all workers share the momentum buffers, or each has its own.
-        groups: The number of copies of the weights.
+        shared: Whether the workers of a copy share the momentum buffers, or each has its own.
+        groups: The number of copies of the weights, of groups or devices.
     """
 
     def __init__(
@@ -93,10 +94,9 @@ class Reader:
             verb, _, rest = text.partition(" ")
             if verb == "drained":
                 self._average()
-            elif verb[0] in "FBU" and verb[1:].isdecimal():
-                group = int(worker.rpartition(" of group ")[2]) if " of group " in worker else 0
-                step = {"F": self._forward, "B": self._backward, "U": self._update}[verb[0]]
-                step(self.copies[group], worker, int(verb[1:]), rest)
+            elif verb[0] in "FBUS" and verb[1:].isdecimal():
+                step = {"F": self._forward, "B": self._backward, "U": self._update, "S": self._send}[verb[0]]
+                step(self.copies[copy_of(worker)], worker, int(verb[1:]), rest)
         return self.copies[0]
 
     def _forward(self, w: Weights, worker: str, n: int, layer: str) -> None:
@@ -120,7 +120,7 @@ class Reader:
 
     def _update(self, w: Weights, worker: str, n: int, layer: str) -> None:
         gradients = self._flights[n].gradients[layer]
-        key = ("" if self._shared else worker), layer
+        key = (str(copy_of(worker)) if self._shared else worker), layer
         before = self._velocity.get(key)
         if before is not None:
             gradients = tuple(self._momentum * v + g for v, g in zip(before, gradients))  # pyright: ignore
@@ -128,12 +128,23 @@ class Reader:
         w.matrix[layer] = w.matrix[layer] - self._lr * gradients[0]
         w.vector[layer] = w.vector[layer] - self._lr * gradients[1]
 
+    def _send(self, w: Weights, worker: str, n: int, rest: str) -> None:
+        layer, to = rest.split()
+        self.copies[int(to)].matrix[layer] = w.matrix[layer]
+        self.copies[int(to)].vector[layer] = w.vector[layer]
+
     def _average(self) -> None:
         for layer in ("0", "2"):
             for kind in ("matrix", "vector"):
                 mean = sum(getattr(copy, kind)[layer] for copy in self.copies) / len(self.copies)
                 for copy in self.copies:
                     getattr(copy, kind)[layer] = mean
+
+
+def copy_of(worker: str) -> int:
+    """The group or device of a worker, by its name."""
+    last = worker.split()[-1]
+    return int(last) if " of " in worker else 0
 
 
 def close(net: nn.Sequential, expected: Weights) -> bool:

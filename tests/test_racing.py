@@ -34,6 +34,8 @@ RACING = {
     "async-lu": fw.AsyncLU(backward_workers=3),
     "async-lu-2": fw.AsyncLU(forward_workers=2),
     "async-bu": fw.AsyncBU(),
+    "async-lu-devices": fw.AsyncLU(devices=3),
+    "async-bu-devices": fw.AsyncBU(devices=2, forward_workers=2, backward_workers=1, locked=True),
     "hogwild": fw.Hogwild(workers=3),
     "lap-sgd": fw.LAPSGD(workers=2, average_every=3),
     "lpp-sgd": fw.LPPSGD(workers=2, average_every=2),
@@ -203,7 +205,7 @@ def test_recorded_steps_by_hand_give_the_replayed_weights(name: str, runtime: st
         lr=0.1,
         momentum=0.9,
         shared=name.startswith("async"),
-        groups=getattr(method, "groups", 1),
+        groups=method.copies,
     )
     assert races.close(replayed, reader.read(lines))
     if runtime == "simulate":

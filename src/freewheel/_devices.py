@@ -30,6 +30,19 @@ def find_device(given: str, device: object) -> torch.device:
     return found
 
 
+def devices_from(first: torch.device, count: int) -> list[torch.device]:
+    """Return this many devices: the GPUs in turn, beginning with this one; beside a CPU, the CPU again.
+
+    Example:
+        >>> devices_from(torch.device("cpu"), 2)
+        [device(type='cpu'), device(type='cpu')]
+    """
+    if first.type != "cuda":
+        return [first] * count
+    gpus = torch.cuda.device_count()
+    return [torch.device("cuda", ((first.index or 0) + i) % gpus) for i in range(count)]
+
+
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a tensor of the CPU on a device; a GPU copies it from pinned memory, and nothing waits for that."""
     if device.type == "cuda" and not tensor.is_cuda:

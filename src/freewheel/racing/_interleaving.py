@@ -10,6 +10,7 @@ Every worker asks before each step, so the same code runs in all three modes. Th
 | `hand 7`     | a forward worker has put the loss into the backward workers' queue                   |
 | `B7`         | the backward, down to the first layer whose gradient is complete                     |
 | `U7 conv1`   | the update of this layer                                                             |
+| `S7 conv1 2` | the updated layer is sent to device 2                                                |
 | `B7 conv1`   | the backward below this layer, down to the next layer whose gradient is complete     |
 | `done 7`     | the batch is done                                                                    |
 | `drained 7`  | a barrier: the caller has seen that all batches up to this one are done              |

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,6 +16,18 @@ from freewheel.racing._interleaving import CALLER, Exchange, Interleaving
 from freewheel.racing._pool import Pool, WorkerGroups
 from freewheel.racing._worker import Report, Worker
 from freewheel.runtime import PREFETCH, SHUTDOWN_SECONDS, Batch, ClosedError, Run
+
+
+class Queue(Protocol):
+    """What a worker takes batches from."""
+
+    def has(self, number: int | None) -> bool:
+        """Whether this batch can be taken, or any if None."""
+        ...
+
+    def take(self, number: int | None) -> Any:
+        """Remove and return this batch, or the first if None."""
+        ...
 
 
 class BatchQueue:
@@ -112,13 +124,11 @@ class LocalPool(Pool):
 
     # ---- called by the workers ----
 
-    def take(
-        self, worker: Worker, queue: BatchQueue, over: Callable[[], bool], room: Callable[[], bool] = lambda: True
-    ) -> Any:
-        """Take a pending batch once there is one and `room` for it; None when it is `over`."""
+    def take(self, worker: Worker, queue: Queue, over: Callable[[], bool]) -> Any:
+        """Take a pending batch once there is one; None when it is `over`."""
 
         def ready(number: int | None) -> bool:
-            return over() or (queue.has(number) and room())
+            return over() or queue.has(number)
 
         def do(number: int | None) -> Any:
             return None if over() else queue.take(number)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from freewheel.stage import Blueprint, Stage, copied
+from freewheel.stage import Blueprint, Stage, copied, homes
 
 Memory = dict[torch.dtype, Tensor]  # one flat tensor per type; weights and buffers are views of it
 
@@ -176,7 +174,7 @@ def average(copies: Sequence[Iterable[Tensor]]) -> None:
     with torch.no_grad():
         for tensors in zip(*copies):
             if tensors[0].is_floating_point():
-                mean = torch.stack(tensors).mean(0)
+                mean = torch.stack([tensor.to(tensors[0].device) for tensor in tensors]).mean(0)
                 for tensor in tensors:
                     tensor.copy_(mean)
 
@@ -186,7 +184,19 @@ def average(copies: Sequence[Iterable[Tensor]]) -> None:
 
 def stages_on(blueprints: Sequence[Blueprint], modules: Iterable[nn.Module]) -> list[Stage]:
     """Build stages like the trainer's on other modules, with optimizers and schedules of their own."""
-    return [replace(blueprint, module=module).build() for blueprint, module in zip(blueprints, modules)]
+    own = list(modules)
+    built = zip(blueprints, own, homes(own))
+    return [replace(blueprint, module=module, device=home).build() for blueprint, module, home in built]
+
+
+def load_optimizers(stages: Sequence[Stage], sources: Sequence[Stage]) -> None:
+    """Let optimizers and schedules start from copies of the states of others."""
+    for stage, source in zip(stages, sources):
+        state = source.state()
+        if stage.optimizer is not None:
+            stage.optimizer.load_state_dict(state["optimizer"])
+        if stage.scheduler is not None:
+            stage.scheduler.load_state_dict(state["scheduler"])
 
 
 class Stepper:
@@ -201,20 +211,18 @@ class Stepper:
         self.stages = stages
         self._weights = [layer.weights([stage.module for stage in stages]) for layer in layers]
         self._schedules = [StepSizeSchedule(stage) for stage in stages]
+        load_optimizers(stages, sources)
         for stage, source in zip(stages, sources):
-            state = source.state()
-            if stage.optimizer is None or source.optimizer is None:
+            if not shared or stage.optimizer is None or source.optimizer is None:
                 continue
-            stage.optimizer.load_state_dict(state["optimizer"])
-            if stage.scheduler is not None:
-                stage.scheduler.load_state_dict(state["scheduler"])
-            if shared:
-                held = {id(p) for group in source.optimizer.param_groups for p in group["params"]}
-                for own, live in zip(stage.weights.live, source.weights.live):
-                    if id(live) in held:
-                        stage.optimizer.state[own] = source.optimizer.state[
-                            live
-                        ]  # the same dict, also when filled later
+            held = {id(p) for group in source.optimizer.param_groups for p in group["params"]}
+            for own, live in zip(stage.weights.live, source.weights.live):
+                if id(live) in held:  # the same dict, also when filled later
+                    stage.optimizer.state[own] = source.optimizer.state[live]
+
+    def weights(self, layer: Layer) -> Sequence[Tensor]:
+        """The trainable parameters of a layer."""
+        return self._weights[layer.index]
 
     def update(self, layer: Layer, gradients: Sequence[Tensor | None], number: int, epoch: int) -> None:
         """Update a layer with its gradients from batch `number`, in this epoch."""
@@ -243,22 +251,3 @@ class StepSizeSchedule:
         while self._scheduler is not None and self._steps < (epoch if self._by_epoch else number):
             self._scheduler.step()
             self._steps += 1
-
-
-class LayerLocks:
-    """A lock per layer. Unless `locked`, only a layer's first update takes it: optimizer state is created there."""
-
-    def __init__(self, layers: int, *, locked: bool) -> None:
-        self._locks = [threading.Lock() for _ in range(layers)]
-        self._initialized = [False] * layers
-        self._locked = locked
-
-    @contextmanager
-    def at(self, layer: int) -> Iterator[None]:
-        """Context in which a layer is updated."""
-        if self._initialized[layer] and not self._locked:
-            yield
-            return
-        with self._locks[layer]:
-            yield
-        self._initialized[layer] = True

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from freewheel._malloc import keep_freed_memory
 from freewheel._torchvision import packed, unpacked
+from freewheel.racing._copy import UpdateCounts, WeightCopy
 from freewheel.racing._interleaving import CALLER, Free, Interleaving, Recorded
 from freewheel.racing._memory import (
     Memory,
@@ -43,7 +44,7 @@ from freewheel.racing._memory import (
     stages_on,
 )
 from freewheel.racing._pool import Pool, WorkerGroups
-from freewheel.racing._worker import BatchPass, Report, UpdateCounts, Worker
+from freewheel.racing._worker import BatchPass, Report, Worker
 from freewheel.runtime import (
     Batch,
     LostError,
@@ -252,10 +253,12 @@ class _ProcessWorker:
         modules = in_memory(memory, [stage.module for stage in trainers])
         stages, self._layers = stages_on(spec.blueprints, modules), layers_of(modules)
         self._seed = stages[0].config.seed
-        updates = UpdateCounts(rows, len(self._layers), spec.groups.members(spec.index // spec.groups.workers))
+        group = spec.index // spec.groups.workers
+        changes = UpdateCounts(rows, len(self._layers), spec.groups.members(group))
+        weights = WeightCopy(group, modules, self._layers, changes)
         name = spec.groups.names()[spec.index]
         self._stepper = Stepper(stages_on(spec.blueprints, aliased(modules)), trainers, self._layers, shared=False)
-        self.worker = Worker(name, spec.index, self._layers, self._interleaving, updates, self._stepper)
+        self.worker = Worker(name, spec.index, self._layers, self._interleaving, weights, self._stepper)
         self._batch_pass = BatchPass(stages, self._layers, spec.run.before)
 
     def train(self, batch: Batch | None) -> None:

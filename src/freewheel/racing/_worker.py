@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -15,29 +15,11 @@ from torch import Tensor, nn
 
 from freewheel.credit import ChainStage
 from freewheel.plan import Action, Op
+from freewheel.racing._copy import WeightCopy
 from freewheel.racing._interleaving import Interleaving, ReplayError
-from freewheel.racing._memory import Layer, LayerLocks, Stepper, aliased
+from freewheel.racing._memory import Layer, Stepper, aliased
 from freewheel.runtime import NOT_FINITE, Batch, Before, ClosedError, StageError
 from freewheel.stage import SeededDraws, Stage
-
-
-class UpdateCounts:
-    """The number of updates of each layer. Each worker writes only its own row, so no count is lost without a lock.
-
-    `rows` has a row per worker with a number per layer, flattened, in memory that all workers see; `workers` are those
-    that share the weights.
-    """
-
-    def __init__(self, rows: MutableSequence[int], layers: int, workers: range) -> None:
-        self._rows, self._layers, self._workers = rows, layers, workers
-
-    def of(self, layer: int) -> int:
-        """Updates of a layer so far."""
-        return sum(self._rows[worker * self._layers + layer] for worker in self._workers)
-
-    def add(self, worker: int, layer: int) -> None:
-        """Count one update of a layer by this worker."""
-        self._rows[worker * self._layers + layer] += 1
 
 
 class LayerCount(NamedTuple):
@@ -79,7 +61,7 @@ class BatchPass:
         self._layers = layers
         self._weights = [layer.weights(modules) for layer in layers]
         self._missing = [0] * len(layers)  # gradients that a layer still lacks
-        self.seen = [0] * len(layers)  # updates of a layer before its forward
+        self.seen = [0] * len(layers)  # changes of a layer before its forward
         self.number = self.epoch = 0  # of the batch
         self.on_forward: Callable[[Layer], None] = lambda layer: None  # before a layer's forward
         self.on_gradient: Callable[[Layer], None] = lambda layer: None  # when a layer's gradient is complete
@@ -159,7 +141,17 @@ def _forward_stage(stage: Stage, module: nn.Module, before: Before) -> ChainStag
 
 
 class Worker:
-    """A worker on shared weights; `index` is its row in `updates`. One without a stepper never updates."""
+    """A worker on a copy of the weights. One without a stepper never updates.
+
+    Args:
+        name: Its name, in recordings and errors.
+        index: Its row in the counts of changes.
+        layers: The layers of the network.
+        interleaving: Decides when it makes its steps.
+        copy: The copy of the weights that it reads and updates.
+        stepper: Its optimizers.
+        others: The copies of other devices, to which it sends each layer that it has updated.
+    """
 
     def __init__(
         self,
@@ -167,13 +159,12 @@ class Worker:
         index: int,
         layers: list[Layer],
         interleaving: Interleaving,
-        updates: UpdateCounts,
+        copy: WeightCopy,
         stepper: Stepper | None,
-        locks: LayerLocks | None = None,
+        others: Sequence[WeightCopy] = (),
     ) -> None:
         self.name, self.interleaving, self.stepper = name, interleaving, stepper
-        self._index, self._layers, self._updates = index, layers, updates
-        self._lock: Callable[[int], AbstractContextManager[object]] = nullcontext if locks is None else locks.at
+        self._index, self._layers, self._copy, self._others = index, layers, copy, others
         self.where = ""  # where it failed, in the words of the error
         self._doing: tuple[Op, int, Layer | None] = Op.FORWARD, 0, None
         self._start_counts()
@@ -199,10 +190,10 @@ class Worker:
             self.interleaving.step(self.name, f"F{batch.number} {layer.name}")
             if layer.index not in reached:
                 reached.add(layer.index)
-                batch_pass.seen[layer.index] = self._updates.of(layer.index)
+                batch_pass.seen[layer.index] = self._copy.changes.of(layer.index)
 
         with self._computing(Op.FORWARD, batch.number):
-            batch_pass.seen = [self._updates.of(layer.index) for layer in self._layers]
+            batch_pass.seen = [self._copy.changes.of(layer.index) for layer in self._layers]
             batch_pass.on_forward = on_forward
             loss = batch_pass.forward(batch)
             if loss.device.type == "cpu" and not math.isfinite(loss.item()):
@@ -237,11 +228,15 @@ class Worker:
         self._doing = Op.UPDATE, number, layer
         self.interleaving.step(self.name, f"U{number} {layer.name}")
         self._started[i] += 1
-        with batch_pass.stream(), self._lock(i):
-            self._gaps[i] += self._updates.of(i) - batch_pass.seen[i]
+        with batch_pass.stream(), self._copy.locks.updating(i):
+            self._gaps[i] += self._copy.changes.of(i) - batch_pass.seen[i]
             self.stepper.update(layer, batch_pass.take(layer), number, batch_pass.epoch)
-        self._updates.add(self._index, i)
+        self._copy.changes.add(self._index, i)
         self._finished[i] += 1
+        for other in self._others:
+            self.interleaving.step(self.name, f"S{number} {layer.name} {other.index}")
+            with batch_pass.stream():
+                other.receive(layer, self.stepper.weights(layer), self._index)
 
     @contextmanager
     def _computing(self, op: Op, batch: int) -> Iterator[None]:

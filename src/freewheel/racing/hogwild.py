@@ -29,13 +29,14 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from freewheel._errors import one_of, whole_number
+from freewheel.racing._copy import UpdateCounts, WeightCopy
 from freewheel.racing._interleaving import Interleaving
 from freewheel.racing._local import BatchQueue, LocalPool
 from freewheel.racing._memory import Stepper, aliased, all_tensors, stages_on
 from freewheel.racing._method import Racing
 from freewheel.racing._pool import BuildPool, WorkerGroups
 from freewheel.racing._processes import ProcessPool
-from freewheel.racing._worker import BatchPass, UpdateCounts, Worker
+from freewheel.racing._worker import BatchPass, Worker
 from freewheel.runtime import Run
 from freewheel.stage import copied
 
@@ -57,6 +58,11 @@ class WholeBatch(Racing):
     @abstractmethod
     def worker_groups(self) -> WorkerGroups:
         """The method as groups of workers."""
+
+    @property
+    def copies(self) -> int:
+        """One for each group."""
+        return self.worker_groups.groups
 
     @property
     def worker_names(self) -> list[str]:
@@ -162,7 +168,7 @@ class GroupPool(LocalPool):
     def __init__(self, groups: WorkerGroups, run: Run, interleaving: Interleaving) -> None:
         super().__init__(groups, run, interleaving)
         layers, names = self.layers, groups.names()
-        others = [stages_on(run.blueprints, map(copied, self.modules)) for _ in range(groups.groups - 1)]
+        others = [stages_on(run.blueprints, copied(self.modules)) for _ in range(groups.groups - 1)]
         self._copies = [run.stages, *others]
         self._queues = [BatchQueue() for _ in range(groups.groups)]
         rows = [0] * (len(names) * len(layers))
@@ -172,8 +178,9 @@ class GroupPool(LocalPool):
             # The first worker's optimizer state is the trainer's; every other worker has a copy of its own.
             own = stages_on(run.blueprints, aliased([stage.module for stage in copy]))
             stepper = Stepper(own, run.stages, layers, shared=index == 0)
-            updates = UpdateCounts(rows, len(layers), groups.members(group))
-            worker = Worker(name, index, layers, interleaving, updates, stepper)
+            changes = UpdateCounts(rows, len(layers), groups.members(group))
+            weights = WeightCopy(group, [stage.module for stage in copy], layers, changes)
+            worker = Worker(name, index, layers, interleaving, weights, stepper)
             batch_pass = BatchPass(copy, layers, run.spec.before)
             self.workers.append((worker, partial(self._work, worker, batch_pass, queue)))
 
