@@ -73,6 +73,7 @@ from freewheel.trainer import (
     History as History,
     KeepBest as KeepBest,
     LayerUpdates as LayerUpdates,
+    RaceTimes as RaceTimes,
     Score as Score,
     StageSequence as StageSequence,
     StopAt as StopAt,

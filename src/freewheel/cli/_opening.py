@@ -74,7 +74,8 @@ def _method_and_runtime(job: Job) -> Iterator[str]:
     threads = plural(config.threads or 1, "thread")
     if plan is None:
         workers = plural(method.total_workers(len(job.stages)), "worker")
-        yield f"method   {method.name}: no schedule, {workers} on shared weights"
+        weights = f"{method.copies} copies of the weights" if method.copies > 1 else "shared weights"
+        yield f"method   {method.name}: no schedule, {workers} on {weights}"
         yield f"runtime  {config.runtime}: {workers}, {threads} each"
         return
     delays, left = " ".join(map(str, plan.delays)), ", ".join(locks(plan)) or "none"

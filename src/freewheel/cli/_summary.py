@@ -17,7 +17,7 @@ from freewheel.cli._job import Job
 from freewheel.cli._one_core import OneCore
 from freewheel.cli._output import new_table, plural, print_line, print_table
 from freewheel.cli._plan import locks
-from freewheel.trainer import Epoch, History, Score
+from freewheel.trainer import Epoch, History, RaceTimes, Score
 
 MOST_ROWS = 12
 
@@ -67,7 +67,10 @@ class RunSummary:
         if len(rows) < len(epochs):
             print_line(f"{len(rows)} of {len(epochs)} epochs; --json FILE writes all\n")
         if epochs and epochs[-1].layers:
-            print_line(f"staleness by layer in the last epoch: {_layer_staleness(epochs[-1])}\n")
+            print_line(f"staleness by layer in the last epoch: {_layer_staleness(epochs[-1])}")
+            if epochs[-1].race is not None:
+                print_line(f"times of the last epoch: {_race_times(epochs[-1].race)}")
+            print_line()
 
     def lines(self) -> Iterator[str]:
         """The closing lines."""
@@ -154,6 +157,18 @@ def _time_to_target(target: float | None, history: History) -> dict[str, Any] | 
 
 def _layer_staleness(epoch: Epoch) -> str:
     return ", ".join(f"{name} {layer.staleness:.2f}" for name, layer in epoch.layers.items())
+
+
+def _race_times(race: RaceTimes) -> str:
+    def written(value: float) -> str:
+        return f"{1e3 * value:.2f} ms" if race.unit == "s" else f"{value:.1f} {race.unit}"
+
+    sending = f", sending {written(race.sending)}" if race.sending else ""
+    return (
+        f"λ {race.speedup:.2f} (without waiting {race.ideal_speedup:.2f}), β {race.ratio:.2f} "
+        f"(forward {written(race.forward)}, backward {written(race.backward)}{sending}), "
+        f"τ {written(race.wait)} (block updates about {written(race.block_wait)})"
+    )
 
 
 def _epoch_cells(epoch: Epoch, rate: float | None) -> list[str]:

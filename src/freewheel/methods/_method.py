@@ -52,6 +52,11 @@ class Method(ABC):
         """Return the number of concurrent workers, given the number of stages over all replicas."""
         return stages
 
+    @property
+    def copies(self) -> int:
+        """Copies of the weights that its workers update, beside replicas."""
+        return 1
+
     def check_run(self, config: RunConfig) -> None:  # noqa: B027
         """Reject a runtime or options that this method does not support."""
 

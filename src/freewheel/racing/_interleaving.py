@@ -26,8 +26,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import torch
+
+from freewheel.racing._times import Clock, HostClock, StepClock, StreamClock
 from freewheel.runtime import ClosedError
 
 CALLER = "caller"
@@ -81,6 +84,8 @@ class Recorded(NamedTuple):
 class Interleaving(ABC):
     """Decides when workers may make their steps, and records the steps if `recording`."""
 
+    unit: ClassVar[str]  # of its time
+
     def __init__(self, *, recording: bool = False) -> None:
         self.recording = recording
         self._recorded: list[Recorded] = []
@@ -94,6 +99,14 @@ class Interleaving(ABC):
     @abstractmethod
     def exchange(self, worker: str, exchange: Exchange) -> Any:
         """Block until the exchange can be done, do it, and return its batch."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """The time, the same for all workers."""
+
+    @abstractmethod
+    def clock(self, stream: torch.cuda.Stream | None) -> Clock:
+        """What measures the computation of a worker, on a GPU if it has a stream."""
 
     def leave(self, worker: str) -> None:  # noqa: B027
         """Note that the worker makes no further step."""
@@ -122,6 +135,16 @@ class Interleaving(ABC):
 class Free(Interleaving):
     """All workers run at once: the real race. Only exchanges, which change no weights, take a lock."""
 
+    unit = "s"
+
+    def now(self) -> float:
+        """In seconds."""
+        return time.perf_counter()
+
+    def clock(self, stream: torch.cuda.Stream | None) -> Clock:
+        """In seconds."""
+        return HostClock() if stream is None else StreamClock(stream)
+
     def step(self, worker: str, text: str) -> None:
         """Never blocks."""
         if self._closed:
@@ -145,16 +168,27 @@ class OneAtATime(Interleaving):
     No step is made before all workers and the caller have asked for their first.
     """
 
+    unit = "steps"
+
     def __init__(self, workers: Sequence[str], *, recording: bool = False) -> None:
         super().__init__(recording=recording)
         self._present = list(workers)
         self._pending: dict[str, PendingStep | Exchange] = {}
         self._running: str | None = None
         self._number: int | None = None  # of the batch that the next exchange must be about
+        self._made = 0  # steps
 
     @abstractmethod
     def _next(self) -> str:
         """The worker to run next; every worker has a pending step."""
+
+    def now(self) -> float:
+        """The number of steps made."""
+        return self._made
+
+    def clock(self, stream: torch.cuda.Stream | None) -> Clock:
+        """In steps."""
+        return StepClock(lambda: self._made)
 
     def step(self, worker: str, text: str) -> None:
         """Blocks until it is this worker's turn."""
@@ -180,6 +214,7 @@ class OneAtATime(Interleaving):
             if self._closed:
                 raise ClosedError
             del self._pending[worker]
+            self._made += 1
 
     def _yield_turn(self, worker: str) -> None:
         if self._running == worker:

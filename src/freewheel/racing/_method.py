@@ -59,11 +59,6 @@ class Racing(Method):
     def worker_names(self) -> list[str]:
         """The names of all workers, in recordings and errors."""
 
-    @property
-    def copies(self) -> int:
-        """Copies of the weights."""
-        return 1
-
     @abstractmethod
     def pool(self, runtime: str) -> BuildPool:
         """What builds the workers on this runtime."""

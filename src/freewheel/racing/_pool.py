@@ -23,6 +23,7 @@ from torch import Tensor
 from freewheel._seeds import seed_of
 from freewheel.racing._interleaving import Interleaving, Recorded
 from freewheel.racing._memory import StepSizeSchedule, average, layers_of
+from freewheel.racing._times import Tally
 from freewheel.racing._worker import Report, total
 from freewheel.runtime import Batch, Cut, Run, Snapshot
 
@@ -115,6 +116,10 @@ class Pool(ABC):
     def copies(self) -> Sequence[Iterable[Tensor]]:
         """Each group's copy of the weights; they are averaged at each barrier."""
 
+    def ideal_speedup(self, ratio: float, batches: int) -> float:
+        """λ if workers never wait, by β and the number of batches: each takes whole batches forward and back."""
+        return len(self.groups.names())
+
     def lead(self) -> Cut | None:
         """Deal all batches; return the cut at which `on_cut` asks to stop, if it does."""
         stopped_at = None
@@ -143,6 +148,10 @@ class Pool(ABC):
         snapshots: list[Snapshot] = []
         for stage in self.stages:
             own = [(layer.name, count) for layer, count in zip(self.layers, counts) if layer.stage == stage.index]
+            layers = {
+                name: (c.started, c.finished, c.gaps / max(1, c.finished), c.widest, c.waits / max(1, c.finished))
+                for name, c in own
+            }
             updates, gaps = sum(c.finished for _, c in own), sum(c.gaps for _, c in own)
             snapshot = Snapshot(
                 stage.index,
@@ -152,10 +161,12 @@ class Pool(ABC):
                 [(loss, size) for _, loss, size in losses] if stage.is_last else [],
                 stage.state() if self.run.spec.states else None,
                 updates,
-                layers={name: (c.started, c.finished, c.gaps / max(1, c.finished)) for name, c in own},
+                layers=layers,
             )
             snapshots.append(snapshot)
-        return Cut(self._done, tuple(snapshots), time.perf_counter())
+        waits = [count.waits / max(1, count.finished) for count in counts]
+        times = Tally.total(report.tally for report in reports).times(waits, self.ideal_speedup, self.interleaving.unit)
+        return Cut(self._done, tuple(snapshots), time.perf_counter(), times)
 
 
 BuildPool = Callable[[Run, Interleaving], Pool]

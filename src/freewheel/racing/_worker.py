@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +18,19 @@ from freewheel.plan import Action, Op
 from freewheel.racing._copy import WeightCopy
 from freewheel.racing._interleaving import Interleaving, ReplayError
 from freewheel.racing._memory import Layer, Stepper, aliased
+from freewheel.racing._times import Spans, Tally
 from freewheel.runtime import NOT_FINITE, Batch, Before, ClosedError, StageError
 from freewheel.stage import SeededDraws, Stage
 
 
 class LayerCount(NamedTuple):
-    """Updates of a layer, and the sum over them of the updates between their forward and themselves."""
+    """Updates of a layer; the changes between their forward and themselves, in all and at most; their waits in all."""
 
-    started: int
-    finished: int
-    gaps: int
+    started: int = 0
+    finished: int = 0
+    gaps: int = 0
+    widest: int = 0
+    waits: float = 0.0
 
 
 class Report(NamedTuple):
@@ -36,16 +39,22 @@ class Report(NamedTuple):
     counts: list[LayerCount]
     losses: list[tuple[int, Tensor, int]]  # batch, loss, size
     busy: float  # seconds
+    tally: Tally
 
 
 def total(counts: Iterable[Sequence[LayerCount]]) -> list[LayerCount]:
-    """Sum the counts of all workers.
+    """Add up the counts of all workers.
 
     Example:
-        >>> total([[LayerCount(1, 1, 2)], [LayerCount(3, 2, 0)]])
-        [LayerCount(started=4, finished=3, gaps=2)]
+        >>> total([[LayerCount(1, 1, 2, 2, 0.5)], [LayerCount(3, 2, 3, 1, 0.25)]])
+        [LayerCount(started=4, finished=3, gaps=5, widest=2, waits=0.75)]
     """
-    return [LayerCount(*(sum(column) for column in zip(*each))) for each in zip(*counts)]
+
+    def one(each: Sequence[LayerCount]) -> LayerCount:
+        started, finished, gaps, widest, waits = zip(*each)
+        return LayerCount(sum(started), sum(finished), sum(gaps), max(widest), sum(waits))
+
+    return [one(each) for each in zip(*counts)]
 
 
 class BatchPass:
@@ -63,11 +72,12 @@ class BatchPass:
         self._missing = [0] * len(layers)  # gradients that a layer still lacks
         self.seen = [0] * len(layers)  # changes of a layer before its forward
         self.number = self.epoch = 0  # of the batch
+        self.forward_span: tuple[Any, Any] = 0, 0  # marks of the worker's clock
         self.on_forward: Callable[[Layer], None] = lambda layer: None  # before a layer's forward
         self.on_gradient: Callable[[Layer], None] = lambda layer: None  # when a layer's gradient is complete
         self._loss: Tensor | None = None
         device = self._stages[-1].device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.gpu_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         for layer, weights in zip(layers, self._weights):
             layer.module(modules).register_forward_pre_hook(partial(self._forward_hook, layer))
             for weight in weights:
@@ -93,7 +103,7 @@ class BatchPass:
         inputs = weights if len(partition) < len(self._layers) else None
         if loss.requires_grad:
             # Autograd has one thread per GPU, in which the hooks of all workers would block each other.
-            alone, draws = torch.autograd.set_multithreading_enabled(self._stream is None), SeededDraws(self.number)
+            alone, draws = torch.autograd.set_multithreading_enabled(self.gpu_stream is None), SeededDraws(self.number)
             with self.stream(), alone, draws:
                 torch.autograd.backward(loss, inputs=inputs)
 
@@ -111,17 +121,17 @@ class BatchPass:
     @contextmanager
     def stream(self) -> Iterator[None]:
         """Context in which GPU work goes to this pass's own stream, after the work already queued."""
-        if self._stream is None:
+        if self.gpu_stream is None:
             yield
             return
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
+        self.gpu_stream.wait_stream(torch.cuda.current_stream(self.gpu_stream.device))
+        with torch.cuda.stream(self.gpu_stream):
             yield
 
     def synchronize(self) -> None:
         """Wait for the work on the GPU stream, if there is one."""
-        if self._stream is not None:
-            self._stream.synchronize()
+        if self.gpu_stream is not None:
+            self.gpu_stream.synchronize()
 
     def _forward_hook(self, layer: Layer, module: nn.Module, arguments: object) -> None:
         self.on_forward(layer)
@@ -170,14 +180,14 @@ class Worker:
         self._start_counts()
 
     def _start_counts(self) -> None:
-        self._started, self._finished, self._gaps = ([0] * len(self._layers) for _ in range(3))
+        self._counts = [LayerCount() for _ in self._layers]
+        self._tally = Tally()
         self._losses: list[tuple[int, Tensor, int]] = []
         self._busy = 0.0
 
     def report(self) -> Report:
         """Return what it has counted, and start counting anew."""
-        counts = [LayerCount(*each) for each in zip(self._started, self._finished, self._gaps)]
-        report = Report(counts, self._losses, self._busy)
+        report = Report(self._counts, self._losses, self._busy, self._tally)
         self._start_counts()
         return report
 
@@ -192,10 +202,14 @@ class Worker:
                 reached.add(layer.index)
                 batch_pass.seen[layer.index] = self._copy.changes.of(layer.index)
 
+        clock, tally = self.interleaving.clock(batch_pass.gpu_stream), self._tally
+        self._tally = tally._replace(first=min(tally.first, self.interleaving.now()))
         with self._computing(Op.FORWARD, batch.number):
+            began = clock.mark()
             batch_pass.seen = [self._copy.changes.of(layer.index) for layer in self._layers]
             batch_pass.on_forward = on_forward
             loss = batch_pass.forward(batch)
+            batch_pass.forward_span = began, clock.mark()
             if loss.device.type == "cpu" and not math.isfinite(loss.item()):
                 raise FloatingPointError(f"the loss is {loss.item()}: {NOT_FINITE}")
         self._losses.append((batch.number, loss, batch.size))
@@ -203,10 +217,12 @@ class Worker:
     def backward(self, batch_pass: BatchPass, *, layerwise: bool, partition: range) -> None:
         """Run the backward of a batch and update the layers of a partition: each at once, or all at the end."""
         number, complete = batch_pass.number, list[Layer]()
+        spans = Spans(self.interleaving.clock(batch_pass.gpu_stream))
 
         def on_gradient(layer: Layer) -> None:
+            spans.gradient(layer)
             if layerwise:
-                self._update(batch_pass, layer)
+                self._update(batch_pass, layer, spans)
             else:
                 complete.append(layer)
             self._doing = Op.BACKWARD, number, None
@@ -219,24 +235,44 @@ class Worker:
             # A layer whose parameters the batch has used only in part never gets a complete gradient.
             rest = [self._layers[i] for i in partition if batch_pass.has_gradient(self._layers[i])]
             for layer in (*complete, *(layer for layer in rest if layer not in complete)):
-                self._update(batch_pass, layer)
+                self._update(batch_pass, layer, spans)
+            spans.end()
             batch_pass.synchronize()
+        self._add(batch_pass, spans)
 
-    def _update(self, batch_pass: BatchPass, layer: Layer) -> None:
+    def _update(self, batch_pass: BatchPass, layer: Layer, spans: Spans) -> None:
         assert self.stepper is not None
         number, i = batch_pass.number, layer.index
         self._doing = Op.UPDATE, number, layer
         self.interleaving.step(self.name, f"U{number} {layer.name}")
-        self._started[i] += 1
+        count = self._counts[i]
+        self._counts[i] = count._replace(started=count.started + 1)
+        spans.use(layer)
         with batch_pass.stream(), self._copy.locks.updating(i):
-            self._gaps[i] += self._copy.changes.of(i) - batch_pass.seen[i]
+            gap = self._copy.changes.of(i) - batch_pass.seen[i]
             self.stepper.update(layer, batch_pass.take(layer), number, batch_pass.epoch)
         self._copy.changes.add(self._index, i)
-        self._finished[i] += 1
+        count = self._counts[i]
+        self._counts[i] = count._replace(
+            finished=count.finished + 1, gaps=count.gaps + gap, widest=max(count.widest, gap)
+        )
         for other in self._others:
             self.interleaving.step(self.name, f"S{number} {layer.name} {other.index}")
-            with batch_pass.stream():
+            with spans.sending(), batch_pass.stream():
                 other.receive(layer, self.stepper.weights(layer), self._index)
+
+    def _add(self, batch_pass: BatchPass, spans: Spans) -> None:
+        """Add up the times of a batch."""
+        for i, wait in spans.waits():
+            self._counts[i] = self._counts[i]._replace(waits=self._counts[i].waits + wait)
+        tally, sending = self._tally, spans.sent()
+        self._tally = tally._replace(
+            batches=tally.batches + 1,
+            forward=tally.forward + spans.clock.between(*batch_pass.forward_span).computing,
+            backward=tally.backward + spans.whole() - sending,
+            sending=tally.sending + sending,
+            last=self.interleaving.now(),
+        )
 
     @contextmanager
     def _computing(self, op: Op, batch: int) -> Iterator[None]:

@@ -208,6 +208,18 @@ class DecoupledPool(LocalPool):
         """One per device."""
         return [all_tensors(stage.module for stage in device.stages) for device in self._devices]
 
+    def ideal_speedup(self, ratio: float, batches: int) -> float:
+        """λ if workers never wait, except for the first loss and the last backward: equation of section 3.3.
+
+        There one forward worker has enough backward workers: T_2 = (b + β) T. Else backward workers, or the number of
+        batches in flight, are the limit.
+        """
+        method, devices = self._method, self._method.devices
+        forwards = batches / (devices * method.forward_workers) + ratio
+        backwards = 1 + batches * ratio / (devices * method.backward_workers)
+        flights = batches * (1 + ratio) / (devices * (method.backward_workers + method.queue))
+        return batches * (1 + ratio) / max(forwards, backwards, flights)
+
     def _queue(self, number: int) -> BatchQueue:
         return self._batches
 

@@ -46,7 +46,7 @@ class Snapshot:
     replica: int = 0
     step: bool = False  # whether it is the report of one update, with the loss of that batch alone
     norm: Tensor | None = None  # of the gradient, for a report
-    layers: dict[str, tuple[int, int, float]] = field(default_factory=dict)  # of races: updates begun, done, staleness
+    layers: dict[str, tuple[int, int, float, int, float]] = field(default_factory=dict)  # of races: `LayerUpdates`
 
     @property
     def counts(self) -> Counts:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from freewheel._config import RunConfig
 from freewheel.runtime._channels import Channel, Sender
@@ -21,14 +21,21 @@ from freewheel.runtime._wiring import PREFETCH, close_all, depth_of, input_name,
 from freewheel.runtime._world import Wire
 from freewheel.stage import Blueprint, Stage
 
+if TYPE_CHECKING:
+    from freewheel.racing import RaceTimes
+
 
 @dataclass(frozen=True)
 class Cut:
-    """The network after exactly `batches` batches: a snapshot of every stage, and when the last one came."""
+    """The network after exactly `batches` batches: a snapshot of every stage, and when the last one came.
+
+    `race` has the times of a race since the cut before.
+    """
 
     batches: int
     snapshots: tuple[Snapshot, ...]
     time: float
+    race: RaceTimes | None = None
 
     @property
     def saved(self) -> bool:

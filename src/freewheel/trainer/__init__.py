@@ -15,6 +15,7 @@ from freewheel.trainer._history import (
     Epoch as Epoch,
     History as History,
     LayerUpdates as LayerUpdates,
+    RaceTimes as RaceTimes,
     Reached as Reached,
     Score as Score,
 )

@@ -249,6 +249,7 @@ def _record(cut: Cut, history: History, *, since: float) -> Epoch:
         busy=tuple(min(1.0, each.busy / seconds) for each in cut.snapshots),
         staleness=tuple(each.gaps / max(1, each.updates) for each in cut.snapshots),
         layers={name: LayerUpdates(*counts) for each in cut.snapshots for name, counts in each.layers.items()},
+        race=cut.race,
     )
 
 

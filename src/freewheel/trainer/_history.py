@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from freewheel._numbers import read
+from freewheel.racing import RaceTimes as RaceTimes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +22,21 @@ class Score:
 
 @dataclass(frozen=True)
 class LayerUpdates:
-    """A layer under a method that races: its updates, and the mean number of others between a forward and its own."""
+    """A layer under a method that races.
+
+    Args:
+        started: Updates begun.
+        finished: Updates made.
+        staleness: The mean number of changes of the layer between a forward and the update with its gradient.
+        stalest: The largest.
+        wait: The mean time from a complete gradient to the update with it, in the unit of `Epoch.race`.
+    """
 
     started: int
     finished: int
     staleness: float
+    stalest: int = 0
+    wait: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +46,7 @@ class Epoch:
     `seconds` is the time from the end of the epoch before, scoring included: the stages work on while the network is
     scored. `busy` is each stage's share of that time spent computing; `staleness` the mean number of updates between a
     batch's forward and its own update. `complete` is False for an epoch that was broken off. `layers` has what methods
-    that race on shared weights know of each layer; there `busy` is the mean over the workers.
+    that race on shared weights know of each layer, `race` their times; there `busy` is the mean over the workers.
     """
 
     epoch: int
@@ -49,6 +60,7 @@ class Epoch:
     staleness: tuple[float, ...]
     complete: bool = True
     layers: Mapping[str, LayerUpdates] = field(default_factory=dict)
+    race: RaceTimes | None = None
 
 
 class Reached(NamedTuple):
@@ -111,7 +123,9 @@ class History:
             given = {"validation": None if score is None else Score(**score)}
             lists = {name: tuple(record[name]) for name in ("busy", "staleness")}
             layers = {name: LayerUpdates(**counts) for name, counts in record.get("layers", {}).items()}
-            return Epoch(**{**record, **given, **lists, "layers": layers})
+            race = record.get("race")
+            times = None if race is None else RaceTimes(**race)
+            return Epoch(**{**record, **given, **lists, "layers": layers, "race": times})
 
         return cls(**{**values, "epochs": [epoch(record) for record in values["epochs"]]})
 
