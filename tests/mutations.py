@@ -402,6 +402,19 @@ MUTATIONS = [
         "with torch.no_grad(), scratch_buffers(own.module):",
         "with torch.no_grad():",
     ),
+    Mutation(
+        "received-layers-not-counted",
+        "racing/_copy.py",
+        "        self.changes.add(worker, layer.index)\n",
+        "",
+    ),
+    Mutation("sends-count-as-backward", "racing/_worker.py", "spans.whole() - sending", "spans.whole()"),
+    Mutation(
+        "gradients-wait-for-the-end-of-their-update",
+        "racing/_times.py",
+        "self._used[layer.index] = used = self.clock.mark(step=True)",
+        "self._used[layer.index] = used = self.clock.mark()",
+    ),
 ]
 
 

@@ -34,6 +34,19 @@ def test_workers_and_staleness_are_told_of(tmp_path: Path):
     assert {(layer["started"], layer["finished"]) for layer in layers.values()} == {(4, 4)}
 
 
+def test_devices_and_times_are_told_of(tmp_path: Path):
+    file = tmp_path / "run.json"
+    method = ("--method", "async-lu", "-o", "devices=2", "-o", "backward_workers=1", "--runtime", "simulate")
+    lines = good(*method, *SMALL, "--json", str(file)).splitlines()
+    assert "method   async-lu: no schedule, 4 workers on 2 copies of the weights" in lines
+    race = json.loads(file.read_text())["history"]["epochs"][0]["race"]
+    assert (race["unit"], race["sending"]) == ("steps", 17)
+    told = next(line for line in lines if line.startswith("times of the last epoch: "))
+    speedup, waits = f"λ {race['speedup']:.2f} (without waiting ", f"τ {race['wait']:.1f} steps (block updates about "
+    assert told.startswith(f"times of the last epoch: {speedup}")
+    assert waits in told
+
+
 def test_a_recorded_run_can_be_replayed(tmp_path: Path):
     steps, files = tmp_path / "steps.txt", [tmp_path / "a.pt", tmp_path / "b.pt"]
     method = ("--method", "async-bu", *SMALL)

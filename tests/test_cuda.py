@@ -247,3 +247,17 @@ def test_stragglers_change_nothing_on_a_gpu(runtime):
         trainer(stages, "dsp", runtime=runtime, slow=slow).fit(batches(12))
         results.append(tensors(*stages))
     assert same_bits(*results)
+
+
+def test_a_race_of_devices_is_repeatable_under_simulate_and_timed_on_threads():
+    """With one GPU both copies are there, else on two."""
+    found = []
+    for runtime in ("simulate", "simulate", "threads"):
+        model = nn.Sequential(*network(2)).to("cuda")
+        history = trainer([model], fw.AsyncLU(devices=2), runtime=runtime).fit(batches(12))
+        found.append((tensors(model), history.epochs[0].race))
+    assert same_bits(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+    assert all(tensor.isfinite().all() for tensor in found[2][0])
+    assert found[2][1].unit == "s"
+    assert min(found[2][1].forward, found[2][1].backward, found[2][1].sending) > 0

@@ -210,6 +210,15 @@ def test_an_error_names_the_worker_and_ends_all(method: str, runtime: str):
 
 
 @pytest.mark.parametrize("runtime", ["simulate", "threads"])
+def test_an_error_on_one_device_ends_all(runtime: str):
+    place = r"backward worker 0 of device \d, layer '5', failed in the update of batch \d: ValueError: not this one"
+    method = fw.AsyncLU(devices=3, backward_workers=1)
+    with pytest.raises(fw.StageError, match=place):
+        trainer([net()], method, optimizer=partial(Refuses, lr=0.1), runtime=runtime).fit(batches(9))
+    assert nobody_left()
+
+
+@pytest.mark.parametrize("runtime", ["simulate", "threads"])
 def test_a_loss_that_is_not_finite_is_refused(runtime: str):
     data = batches(9)
     data[4][0].fill_(float("nan"))
@@ -272,8 +281,9 @@ def test_a_callback_stops_at_the_end_of_an_epoch():
     assert same_bits(seen[-1], tensors(model))
 
 
-def test_save_and_resume_between_two_fits(tmp_path: Path):
-    data, method = batches(8), fw.AsyncLU(backward_workers=1, queue=0)
+@pytest.mark.parametrize("method", [fw.AsyncLU(backward_workers=1, queue=0), fw.AsyncLU(devices=2)], ids=str)
+def test_save_and_resume_between_two_fits(method: fw.Method, tmp_path: Path):
+    data = batches(8)
     through, first, second = net(), net(), net(5)
     whole = trainer([through], method, optimizer=OPTIMIZERS["adam"])
     whole.fit(data)
@@ -323,6 +333,7 @@ def test_what_does_not_fit_is_refused(arguments, message: str):
     [
         (lambda: fw.AsyncLU(backward_workers=0), "backward_workers=0: give 1 or more"),
         (lambda: fw.AsyncBU(queue=-1), "queue=-1: give 0 or more"),
+        (lambda: fw.AsyncLU(devices=0), "devices=0: give 1 or more"),
         (lambda: fw.LAPSGD(average_every=0), "average_every=0: give 1 or more"),
         (lambda: fw.LPPSGD(order="backward"), "unknown order 'backward'"),
         (lambda: fw.method("hogwild", queue=3), "unknown option of method 'hogwild': 'queue'"),
