@@ -384,6 +384,7 @@ MUTATIONS = [
         "yield [None if each is None else each[i] for each in parts]",
         "yield [None if each is None else each[i // 2] for each in parts]",
     ),
+    # -- races
     Mutation(
         "crop-of-every-epoch",
         "data/_images.py",
