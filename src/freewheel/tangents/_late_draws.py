@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from math import prod
+from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 _LARGE = 2**14  # elements; smaller ones may be drawn within other kernels
@@ -36,6 +38,9 @@ def _sink(graph: Graph, given: Collection[Node]) -> None:
         if node.op == "call_function" and all(each in free or each in given for each in node.all_input_nodes):
             free.add(node)
 
+    if any(each in free for node in graph.nodes for each in _changed(node)):
+        return  # the order matters
+
     def place(node: Node, before: Node) -> None:
         for each in node.all_input_nodes:
             if each in free:
@@ -46,6 +51,17 @@ def _sink(graph: Graph, given: Collection[Node]) -> None:
     for node in list(graph.nodes):
         if node not in free:
             place(node, node)
+
+
+def _changed(node: Node) -> list[Any]:
+    """Return the arguments that an operation changes in place."""
+    if not isinstance(node.target, OpOverload):
+        return []
+    return [
+        node.args[i]
+        for i, each in enumerate(node.target._schema.arguments[: len(node.args)])
+        if each.alias_info is not None and each.alias_info.is_write
+    ]
 
 
 def _tie(graph: Graph) -> None:
