@@ -14,6 +14,7 @@ from freewheel.cli._output import INTERRUPTED, print_line
 from freewheel.cli._plan import plan
 from freewheel.cli._ranks import follows, reports_errors
 from freewheel.cli._recipes import recipes
+from freewheel.cli._reproduce import reproduce
 from freewheel.cli._resume import fill_in
 from freewheel.cli._train import train
 from freewheel.runtime import LostError, StageError, rank_and_size
@@ -44,6 +45,7 @@ app.command(plan, sort_key=2)
 app.command(methods, sort_key=3)
 app.command(recipes, sort_key=3)
 app.command(bench)
+app.command(reproduce, sort_key=5)
 
 
 @app.meta.default

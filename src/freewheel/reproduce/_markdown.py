@@ -1,0 +1,80 @@
+"""A report as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from freewheel.reproduce._figures import PAPERS
+from freewheel.reproduce._report import NOTHING, CellReport, Report, shown, shown_difference, shown_paper, shown_time
+
+HEADINGS = ("", "", "unit", "paper", "ours", "difference", "runs", "time")
+FEW = 6  # names of cells in a line
+
+
+def heading(report: Report) -> Iterator[str]:
+    """What the table is, in lines."""
+    table = report.experiment.table
+    yield f"{table.title}: {table.where} of {PAPERS[table.paper]}."
+    yield f"Paper: {table.statistic}. Here: {of_runs(report)}, in {shown_time(report.seconds)} on {hardware(report)}."
+    if report.interrupted:
+        yield "Interrupted: the same command goes on where it stopped."
+    if report.quick:
+        yield "Scaled down (`--quick`): these numbers only show that it runs; they say nothing about the paper's."
+    if report.replaced:
+        yield f"Replaced: {'; '.join(report.replaced)}."
+    if report.left_out:
+        yield f"Left out: {few(report.left_out)}."
+
+
+def of_runs(report: Report) -> str:
+    """How our numbers sum up the runs."""
+    if not any(job.seeded for job, _ in report.records) and report.records:
+        return "one measurement each"
+    if report.seeds == 1:
+        return "one run each, seed 0"
+    return f"{report.experiment.statistic} of {report.seeds} runs, seeds 0 to {report.seeds - 1}"
+
+
+def hardware(report: Report) -> str:
+    """The machine, in words."""
+    machine = report.machine
+    device = "CPU" if machine["device"] == "cpu" else machine["device"]
+    return f"{device}, {machine['cores']} cores, PyTorch {machine['torch']}, {machine['date']}"
+
+
+def few(names: Sequence[str]) -> str:
+    """The first names and the number of the others."""
+    rest = len(names) - FEW
+    return ", ".join(names[:FEW]) + (f" and {rest} more cells" if rest > 0 else "")
+
+
+def line(row: CellReport) -> tuple[str, ...]:
+    """The entries of a cell under `HEADINGS`."""
+    ours = shown(row.ours, row.deviation) if row.ours is not None else row.error or NOTHING
+    return (
+        row.row,
+        row.column,
+        row.unit,
+        shown_paper(row.paper),
+        ours,
+        shown_difference(row.difference),
+        str(len(row.values)),
+        shown_time(row.seconds) if row.seconds else NOTHING,
+    )
+
+
+def markdown(report: Report, pictures: Iterable[str]) -> str:
+    """The report as a page."""
+    table = report.experiment.table
+    lines = [f"# {report.experiment.name}", "", *(f"{text}  " for text in heading(report)), ""]
+    lines += [f"`{report.command}`", "", _row(HEADINGS), _row(["---"] * 3 + ["---:"] * 5)]
+    lines += [_row(line(row)) for row in report.rows]
+    if table.notes:
+        lines += ["", "Notes:", "", *(f"- {note}" for note in table.notes)]
+    for picture in pictures:
+        lines += ["", f"![{table.title}]({picture})"]
+    return "\n".join(lines) + "\n"
+
+
+def _row(entries: Iterable[str]) -> str:
+    return f"| {' | '.join(entry.replace('|', '∣') for entry in entries)} |"

@@ -1,0 +1,170 @@
+"""The networks and data sets of the papers, and what stands for them where they are missing or too large."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from freewheel import data, models
+from freewheel.data import Data, TensorLoader
+from freewheel.data._loader import generator_for
+from freewheel.split import Stages, split
+from freewheel.stage import to_device
+
+HELD_OUT = 10  # one sample in this many is held out to choose step sizes by
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A data set.
+
+    Args:
+        title: The paper's name of it.
+        name: The name for `fw.data.load`.
+        options: Further arguments of `load`.
+        files: What to put into the folder of `--data-root`.
+    """
+
+    title: str
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def load(self, root: Path | None, **options: Any) -> Data:
+        """Load it; a missing file is named, with what to do."""
+        try:
+            return data.load(
+                self.name, root=None if self.name in SHIPPED else root, **{**dict(self.options), **options}
+            )
+        except ValueError as error:
+            raise ValueError(f"{self.title}: {str(error).replace('pass root=', 'give --data-root')}") from error
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{self.title}: {error}; give --data-root, the folder that it is in") from error
+
+    def check(self, root: Path | None) -> None:
+        """Refuse data that are not there."""
+        if self not in _CHECKED:
+            self.load(root)
+            _CHECKED.add(self)
+
+
+_CHECKED: set[Source] = set()
+SHIPPED = ("digits", "digits-rows", "synthetic")
+DIGITS = Source(title="scikit-learn's digits", name="digits")
+ROWS = Source(title="the rows of scikit-learn's digits", name="digits-rows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """A network with weights in a file.
+
+    Args:
+        model: The name for `fw.models.build`.
+        file: The file, in `weights` of the folder of `--data-root`.
+    """
+
+    model: str
+    file: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Net:
+    """A network.
+
+    Args:
+        title: The paper's name of it.
+        model: The name for `fw.models.build`.
+        options: Further arguments of `build`.
+        published: Whether the paper says where to cut it; otherwise stages have equal numbers of layers.
+        pretrained: Networks whose weights it can start from, the first of which there is a file.
+        small: Whether it is small enough for `--quick`.
+    """
+
+    title: str
+    model: str
+    options: tuple[tuple[str, Any], ...] = ()
+    published: bool = False
+    pretrained: tuple[Pretrained, ...] = ()
+    small: bool = False
+
+    def found(self, root: Path | None) -> Pretrained | None:
+        """The first of the pretrained networks whose file is there; refuses if none is."""
+        if not self.pretrained:
+            return None
+        folder = (root or Path("DATA_ROOT")) / "weights"
+        for each in self.pretrained:
+            if (folder / each.file).is_file():
+                return each
+        wanted = " or ".join(f"{folder / each.file}" for each in self.pretrained)
+        raise FileNotFoundError(
+            f"{self.title}: no ImageNet weights; put a state dict of {self.pretrained[0].model} at {wanted}, and give "
+            "--data-root, the folder of `weights`"
+        )
+
+    def build(self, root: Path | None, shapes: dict[str, Any], seed: int) -> torch.nn.Sequential:
+        """Build it with the weights of this seed, and load the pretrained ones over them."""
+        found = self.found(root)
+        torch.manual_seed(seed)
+        model = models.build(self.model if found is None else found.model, **shapes, **dict(self.options))
+        if found is not None:
+            assert root is not None
+            models.load_pretrained(model, root / "weights" / found.file)
+        return model
+
+    def cut(self, model: torch.nn.Sequential, root: Path | None, k: int, device: str) -> Stages:
+        """The network in k stages on a device: where the paper cuts it, or into as equal numbers of layers."""
+        model.to(device)
+        if k == 1:
+            return split(model, 1)
+        found = self.found(root)
+        name = self.model if found is None else found.model
+        if self.published and len(at := _published(name)) == k - 1:
+            return split(model, at=at)
+        units = _units(model)
+        return split(model, balance=[units * (i + 1) // k - units * i // k for i in range(k)])
+
+
+def _published(name: str) -> tuple[str, ...]:
+    try:
+        return models.paper_cuts(name)
+    except ValueError:
+        return ()
+
+
+def _units(model: torch.nn.Module) -> int:
+    """The number of layers, those of nested Sequentials counted singly."""
+    children = model.children()
+    return sum(_units(child) if isinstance(child, torch.nn.Sequential) else 1 for child in children)
+
+
+DIGITS_NET = Net(title="digits-cnn", model="digits-cnn", small=True)
+ROWS_NET = Net(title="LSTM", model="lstm", options=(("hidden", 32),), small=True)
+
+
+def held_out(loader: TensorLoader, plain: TensorLoader) -> tuple[TensorLoader, TensorLoader]:
+    """Divide a training loader into one to learn from, and one to choose by, with the transform of `plain`.
+
+    Example:
+        >>> digits = data.load("digits")
+        >>> [len(each.images) for each in held_out(digits.train, digits.test)]
+        [1294, 143]
+    """
+    count = len(loader.images)
+    order = torch.randperm(count, generator=generator_for("held out", count)).to(loader.images.device)
+    kept = [order[count // HELD_OUT :], order[: count // HELD_OUT]]
+    settings: list[dict[str, Any]] = [
+        {"shuffle": True, "seed": loader.seed, "transform": loader.transform},
+        {"transform": plain.transform},
+    ]
+    first, second = (
+        TensorLoader(loader.images[rows], loader.labels[rows], batch_size=loader.batch_size, **each)
+        for rows, each in zip(kept, settings)
+    )
+    return first, second
+
+
+def on(values: Any, device: str) -> Any:
+    """Move the tensors to a device."""
+    return to_device(values, torch.device(device))

@@ -1,0 +1,188 @@
+"""A report: our number beside the paper's, cell by cell."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from freewheel.reproduce._experiment import STATISTICS, Cell, Experiment, Result, jobs_of
+from freewheel.reproduce._figures import PAPERS, Figure
+from freewheel.reproduce._store import Record
+from freewheel.reproduce.jobs import Job
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellReport:
+    """What came out for a cell.
+
+    Args:
+        row, column, unit: The place in the paper's table.
+        paper: The number there.
+        values: Ours, one for each seed.
+        ours: Their mean or median, as the paper reports it; None without a value.
+        seconds: How long the jobs took, all seeds together.
+        error: Why there is no value.
+        comparable: Whether it was measured as in the paper; a scaled-down version was not.
+    """
+
+    row: str
+    column: str
+    unit: str
+    paper: Figure
+    values: tuple[float, ...] = ()
+    ours: float | None = None
+    seconds: float = 0.0
+    error: str = ""
+    comparable: bool = True
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation over the seeds."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's, where they can be compared."""
+        known = self.comparable and self.ours is not None and self.paper.value is not None
+        return self.ours - self.paper.value if known else None  # pyright: ignore[reportOptionalOperand]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain data, with the mean, the median and the extremes of the values."""
+        sums = {"mean": statistics.fmean, "median": statistics.median, "least": min, "most": max}
+        known = {name: how(self.values) if self.values else None for name, how in sums.items()}
+        return {**asdict(self), **known, "deviation": self.deviation, "difference": self.difference}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The cells of an experiment, and how they came about.
+
+    Args:
+        experiment: The experiment.
+        cells: The chosen cells, with the jobs that ran for them.
+        records: The results by job and seed.
+        seeds: The seeds.
+        quick: Whether it is a scaled-down version.
+        replaced: What stands for what, in words.
+        errors: Why jobs have no result.
+        machine: Where it ran.
+        command: The command that repeats it.
+        interrupted: Whether it was interrupted.
+    """
+
+    experiment: Experiment
+    cells: Sequence[Cell]
+    records: Mapping[tuple[Job, int], Record]
+    seeds: int
+    quick: bool
+    replaced: tuple[str, ...]
+    errors: Mapping[Job, str] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+    interrupted: bool = False
+
+    @cached_property
+    def rows(self) -> tuple[CellReport, ...]:
+        """A report for each chosen cell."""
+        return tuple(self._cell(cell) for cell in self.cells)
+
+    @property
+    def seconds(self) -> float:
+        """How long all jobs took."""
+        return sum(record["seconds"] for record in self.records.values())
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The cells of the table that were not chosen."""
+        chosen = {(cell.row, cell.column) for cell in self.cells}
+        return tuple(cell.name for cell in self.experiment.cells if (cell.row, cell.column) not in chosen)
+
+    def results(self, job: Job) -> list[Result]:
+        """The measures of a job, one for each seed."""
+        seeds = range(self.seeds) if job.seeded else range(1)
+        return [self.records[job, seed]["measures"] for seed in seeds if (job, seed) in self.records]
+
+    def _cell(self, cell: Cell) -> CellReport:
+        table, jobs = self.experiment.table, jobs_of([cell])
+        known = {job: self.results(job) for job in jobs}
+        count = min(len(results) for results in known.values())
+        found = [cell.measure.value({job: results[i] for job, results in known.items()}) for i in range(count)]
+        values = tuple(value for value in found if value is not None)
+        seconds = sum(self.records[job, seed]["seconds"] for job, seed in self.records if job in jobs)
+        error = next((self.errors[job] for job in jobs if job in self.errors), "")
+        if count and not values and not error:
+            error = "not reached"
+        return CellReport(
+            row=cell.row,
+            column=cell.column,
+            unit=table.unit_of(cell.column),
+            paper=table.figure(cell.row, cell.column),
+            values=values,
+            ours=STATISTICS[self.experiment.statistic](values) if values else None,
+            seconds=seconds,
+            error=error,
+            comparable=not self.quick,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        table = self.experiment.table
+        return {
+            "name": self.experiment.name,
+            "paper": PAPERS[table.paper],
+            "where": table.where,
+            "title": table.title,
+            "statistic": {"paper": table.statistic, "ours": self.experiment.statistic, "seeds": self.seeds},
+            "quick": self.quick,
+            "replaced": self.replaced,
+            "left_out": self.left_out,
+            "notes": table.notes,
+            "command": self.command,
+            "machine": self.machine,
+            "seconds": self.seconds,
+            "interrupted": self.interrupted,
+            "cells": [row.as_dict() for row in self.rows],
+            "jobs": [{"title": job.title, "seed": seed, **record} for (job, seed), record in self.records.items()],
+        }
+
+
+def shown(value: float | None, deviation: float | None = None) -> str:
+    """A number in as many digits as tell something.
+
+    Example:
+        >>> shown(93.712, 0.1634), shown(0.0049), shown(512.0), shown(None)
+        ('93.71 ± 0.16', '0.0049', '512.0', '–')
+    """
+    if value is None:
+        return NOTHING
+    size = abs(value)
+    digits = 1 if size >= 100 else 2 if size >= 1 or not size else 4
+    return f"{value:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
+
+
+def shown_paper(figure: Figure) -> str:
+    """The paper's number, or why there is none."""
+    return shown(figure.value, figure.deviation) if figure.kind == "number" else figure.kind
+
+
+def shown_difference(value: float | None) -> str:
+    """A difference with its sign."""
+    return NOTHING if value is None else ("+" if value >= 0 else "−") + shown(abs(value))
+
+
+def shown_time(seconds: float) -> str:
+    """A duration.
+
+    Example:
+        >>> shown_time(3.21), shown_time(75), shown_time(7300)
+        ('3.2 s', '1 min 15 s', '2 h 2 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,53 @@
+"""Results on disk: a file for each job and seed, so that interrupted work goes on where it stopped.
+
+RUN_DIR/reproduce-jobs/JOB/seed-0.json    the measures of a job, which all experiments share
+RUN_DIR/reproduce-jobs/JOB/seed-0/        what an unfinished job needs to go on: checkpoints
+RUN_DIR/reproduce-NAME/                   the report of an experiment
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from freewheel.reproduce._files import write_json
+from freewheel.reproduce.jobs import Job
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Store:
+    """The results in a folder, of one kind of device."""
+
+    run_dir: Path
+    device: str
+
+    def report_folder(self, name: str, *, quick: bool) -> Path:
+        """Where the report of an experiment goes."""
+        return self.run_dir / f"reproduce-{name}{'-quick' * quick}"
+
+    def work_folder(self, job: Job, seed: int) -> Path:
+        """Where an unfinished job leaves what it needs."""
+        kind = self.device.partition(":")[0]
+        return self.run_dir / "reproduce-jobs" / f"{job.key}-{kind}" / f"seed-{seed}"
+
+    def load(self, job: Job, seed: int) -> Record | None:
+        """The record of a finished job."""
+        path = self._file(job, seed)
+        if not path.is_file():
+            return None
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return record if record["job"] == repr(job) else None
+
+    def save(self, job: Job, seed: int, record: Record) -> None:
+        """Write the record of a finished job, and remove what it needed before."""
+        write_json(self._file(job, seed), {**record, "job": repr(job)})
+        shutil.rmtree(self.work_folder(job, seed), ignore_errors=True)
+
+    def _file(self, job: Job, seed: int) -> Path:
+        return self.work_folder(job, seed).with_suffix(".json")

@@ -1,0 +1,118 @@
+"""FDG: tables II, III, IV, VI and VII, and figure 3."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from freewheel.methods import BP, DDG, DGL, DNI, FDG, FR, Method
+from freewheel.reproduce._experiment import Cell, Experiment, Ratio, Value, grid
+from freewheel.reproduce._figures import PaperTable, tables
+from freewheel.reproduce._networks import Net, Source
+from freewheel.reproduce._recipe import Recipe
+from freewheel.reproduce.experiments._nets import CIFAR10, CIFAR100, NETS
+from freewheel.reproduce.jobs import Ideal, Speed, Training
+
+RECIPE = Recipe(lr=0.1, epochs=300, milestones=(150, 225, 275))  # section V.A
+WARM = replace(RECIPE, warmup=3, warmup_lr=0.01)  # of very deep networks, and for more than two modules
+DEEP = ("ResNet-110", "ResNet-1202")
+METHODS: dict[str, Method] = {"BP": BP(), "DDG": DDG(), "FR": FR(), "DGL": DGL(), "DNI": DNI(), "FDG": FDG()}
+SHAPES = {  # of the speed measurements: images, classes and samples in a batch
+    "WRN-28-10": {"shape": (3, 32, 32), "classes": 10, "batch": 128},
+    "ResNet-101": {"shape": (3, 224, 224), "classes": 1000, "batch": 32},
+}
+SPEED_NETS = {"WRN-28-10": NETS["WRN-28-10"], "ResNet-101": Net(title="ResNet-101", model="torchvision/resnet101")}
+
+
+def _trained(net: str, source: Source, method: Method, k: int) -> Training:
+    recipe = WARM if net in DEEP or k > 2 else RECIPE
+    return Training(net=NETS[net], source=source, recipe=recipe, method=method, k=k if method != BP() else 1)
+
+
+def _method(table: PaperTable, row: str, column: str) -> Method:
+    name, _, shrinking = column.partition(", ")
+    return FDG(shrink=table.entry(row, "β")) if shrinking == "best β" else METHODS[name]
+
+
+def _errors(name: str, source: Source) -> tuple[Cell, ...]:
+    """A table of errors; its rows are networks, with K=2 where they do not say."""
+    table = tables()[name]
+
+    def make(row: str, column: str) -> Training:
+        net, _, k = row.partition(", K=")
+        return _trained(net, source, _method(table, row, column), int(k or 2))
+
+    return grid(table, make, name="error")
+
+
+def _curve(row: str, column: str) -> Training:
+    net, what = row.partition(") ")[2].split(", ")
+    k = int(column.removeprefix("K="))
+    if what.startswith("β="):
+        return _trained(net, CIFAR10, FDG(shrink=float(what[2:])), k)
+    best = tables()["fdg-table6"]
+    method = FDG(shrink=best.entry(f"{net}, {column}", "β")) if what == "FDG" else METHODS[what]
+    return _trained(net, CIFAR10, method, k)
+
+
+def _speed(row: str) -> Speed:
+    net, *rest = row.split(", ")
+    k, method = (1, "BP") if len(rest) == 1 else (int(rest[0][2:]), rest[1])
+    return Speed(net=SPEED_NETS[net], method=METHODS[method], k=k, **SHAPES[net])
+
+
+def _speeds() -> tuple[Cell, ...]:
+    cells = []
+    for row, column in tables()["fdg-table7"].cells():
+        job = _speed(row)
+        base = _speed(f"{row.split(', ')[0]}, BP")
+        measure = Ratio(job, base, "images/s") if column == "speed-up" else Value(job, column)
+        cells.append(Cell(row, column, measure))
+    return tuple(cells)
+
+
+EXPERIMENTS = (
+    Experiment(
+        name="fdg-table2",
+        what="ideal time of a batch, from the plans",
+        cells=grid(tables()["fdg-table2"], lambda row, _: Ideal(method=METHODS[row]), name=lambda column: column),
+    ),
+    Experiment(
+        name="fdg-table3",
+        what="error on CIFAR-10, K = 2",
+        cells=_errors("fdg-table3", CIFAR10),
+        seeds=3,
+        statistic="median",
+        quick=("ResNet-56 / *",),
+    ),
+    Experiment(
+        name="fdg-table4",
+        what="error on CIFAR-100, K = 2",
+        cells=_errors("fdg-table4", CIFAR100),
+        seeds=3,
+        statistic="median",
+        quick=("ResNet-56 / *",),
+    ),
+    Experiment(
+        name="fdg-table6",
+        what="error on CIFAR-10, K = 2, 3 and 4",
+        cells=_errors("fdg-table6", CIFAR10),
+        seeds=3,
+        statistic="median",
+        quick=("ResNet-56*",),
+    ),
+    Experiment(
+        name="fdg-table7",
+        what="speed and utilization, K = 2, 3 and 4",
+        cells=_speeds(),
+        quick=("WRN-28-10*",),
+    ),
+    Experiment(
+        name="fdg-fig3",
+        what="learning curves, and different β",
+        cells=grid(tables()["fdg-fig3"], _curve, name="error"),
+        seeds=3,
+        statistic="median",
+        curve="errors",
+        quick=("(a, b)* / K=[12]", "(c)*"),
+    ),
+)
