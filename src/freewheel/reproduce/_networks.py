@@ -9,12 +9,9 @@ from typing import Any
 import torch
 
 from freewheel import data, models
-from freewheel.data import Data, TensorLoader
-from freewheel.data._loader import generator_for
+from freewheel.data import Data
 from freewheel.split import Stages, split
 from freewheel.stage import to_device
-
-HELD_OUT = 10  # one sample in this many is held out to choose step sizes by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,28 +138,6 @@ def _units(model: torch.nn.Module) -> int:
 
 DIGITS_NET = Net(title="digits-cnn", model="digits-cnn", small=True)
 ROWS_NET = Net(title="LSTM", model="lstm", options=(("hidden", 32),), small=True)
-
-
-def held_out(loader: TensorLoader, plain: TensorLoader) -> tuple[TensorLoader, TensorLoader]:
-    """Divide a training loader into one to learn from, and one to choose by, with the transform of `plain`.
-
-    Example:
-        >>> digits = data.load("digits")
-        >>> [len(each.images) for each in held_out(digits.train, digits.test)]
-        [1294, 143]
-    """
-    count = len(loader.images)
-    order = torch.randperm(count, generator=generator_for("held out", count)).to(loader.images.device)
-    kept = [order[count // HELD_OUT :], order[: count // HELD_OUT]]
-    settings: list[dict[str, Any]] = [
-        {"shuffle": True, "seed": loader.seed, "transform": loader.transform},
-        {"transform": plain.transform},
-    ]
-    first, second = (
-        TensorLoader(loader.images[rows], loader.labels[rows], batch_size=loader.batch_size, **each)
-        for rows, each in zip(kept, settings)
-    )
-    return first, second
 
 
 def on(values: Any, device: str) -> Any:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from freewheel import recipes
 from freewheel.methods import BP, LAPSGD, LPPSGD, AsyncBU, AsyncLU, Method
 from freewheel.reproduce._experiment import Cell, Experiment, Ratio, grid
 from freewheel.reproduce._figures import tables
 from freewheel.reproduce._networks import Source
-from freewheel.reproduce._recipe import Recipe
 from freewheel.reproduce.experiments._nets import CIFAR10, CIFAR100, IMDB, NETS
 from freewheel.reproduce.jobs import Passes, Speed, Training
 
@@ -20,31 +18,12 @@ METHODS: dict[str, Method] = {
     "LAP-SGD": LAPSGD(groups=WORKERS, workers=1),
     "LPP-SGD": LPPSGD(groups=WORKERS, workers=1),
 }
-# Table 10; training ends after 30 epochs without a better accuracy (section 4.1).
-CIFAR = Recipe(lr=0.015, weight_decay=0.005, warmup=5, warmup_lr=0.005, patience=30, epochs=125, cosine=120)
-RECIPES = {
-    ("ResNet-18", CIFAR10): replace(CIFAR, warmup=3, cosine=105, epochs=108),
-    ("ResNet-50", CIFAR10): CIFAR,
-    ("ResNet-18", CIFAR100): replace(CIFAR, cosine=100, epochs=105),
-    ("ResNet-50", CIFAR100): CIFAR,
-    ("LSTM", IMDB): Recipe(
-        optimizer="adam", lr=0.001, weight_decay=0.0, batch_size=75, patience=30, epochs=150, cosine=150
-    ),
-}
-TARGETS = {
-    ("ResNet-18", CIFAR10): 87.0,
-    ("ResNet-50", CIFAR10): 89.0,
-    ("ResNet-18", CIFAR100): 60.0,
-    ("ResNet-50", CIFAR100): 63.0,
-}
 
 
 def _training(row: str, source: Source) -> Training:
     net, method = row.split(", ")
-    where = net, source
-    return Training(
-        net=NETS[net], source=source, recipe=RECIPES[where], method=METHODS[method], target=TARGETS.get(where)
-    )
+    recipe = recipes.find("async-lu", data=source.name, model=NETS[net].model)
+    return Training(net=NETS[net], source=source, recipe=recipe, method=METHODS[method])
 
 
 def _to_target(name: str, source: Source) -> Experiment:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from freewheel import recipes
 from freewheel.bench._memory_nets import Net as Layers
 from freewheel.methods import BP, DFA, DRTP, FA, FGD, FGDDP, FGDMP, SDFA, AsyncFGD, FGDSync, Method
 from freewheel.reproduce._experiment import Cell, Experiment, Largest, Measure, Ratio, Value, grid
 from freewheel.reproduce._figures import tables
 from freewheel.reproduce._networks import Source
-from freewheel.reproduce._recipe import Recipe
 from freewheel.reproduce.experiments._nets import SMALL, SOURCES, TRANSFER
 from freewheel.reproduce.jobs import Ideal, Job, LayerMemory, NetMemory, Speed, Training
-from freewheel.tangents import Transfer
 
 METHODS: dict[str, tuple[Method, bool]] = {  # and whether it is in stages
     "BP": (BP(), False),
@@ -24,9 +23,7 @@ METHODS: dict[str, tuple[Method, bool]] = {  # and whether it is in stages
     "FGD": (FGD(), False),
     "AsyncFGD": (AsyncFGD(), True),
 }
-STEP_SIZES = (1e-5, 1e-4, 1e-3, 1e-2)  # section 6.1, as is Adam
-ADAM = Recipe(optimizer="adam", lr=1e-3, weight_decay=0.0, batch_size=64, epochs=30)
-TUNED = replace(ADAM, epochs=40)  # the classifier for 10 epochs, a growing scale for 20, and 10 more
+SCRATCH, TRANSFERRED = recipes.find("asyncfgd"), recipes.find("asyncfgd-transfer")
 IDEAL = {"FGD": FGDMP(), "Sync FGD": FGDSync(micro=1), "AsyncFGD": AsyncFGD()}
 CONTENDERS = {  # of `freewheel bench memory`
     "BP": "BP",
@@ -39,25 +36,30 @@ CONTENDERS = {  # of `freewheel bench memory`
 def _scratch(row: str, column: str) -> Training:
     source, net = row.split(", ")
     method, staged = METHODS[column]
-    return Training(
-        net=SMALL[net], source=SOURCES[source], recipe=ADAM, method=method, k=3 if staged else 1, choose=STEP_SIZES
-    )
+    k = SCRATCH.stages or 1 if staged else 1
+    return Training(net=SMALL[net], source=SOURCES[source], recipe=SCRATCH, method=method, k=k)
 
 
-def _tuned(source: Source, net: str, method: str, transfer: Transfer | None = None) -> Training:
+def _tuned(source: Source, net: str, method: str, peak: float | None) -> Training:
+    """From pretrained weights: all of them, or by the schedule of transfer up to a scale."""
+    assert TRANSFERRED.transfer is not None
+    transfer = None if peak is None else replace(TRANSFERRED.transfer, peak=peak)
     found, staged = METHODS[method]
-    k = 4 if staged else 1
-    return Training(net=TRANSFER[net], source=source, recipe=TUNED, method=found, k=k, transfer=transfer)
+    k = TRANSFERRED.stages or 1 if staged else 1
+    recipe = replace(TRANSFERRED, transfer=transfer)
+    return Training(net=TRANSFER[net], source=source, recipe=recipe, method=found, k=k)
 
 
 def _transfer(row: str, column: str) -> Training:
     source, net = row.split(", ")
-    return _tuned(SOURCES[source], net, column.rstrip("*"), Transfer() if column.endswith("*") else None)
+    assert TRANSFERRED.transfer is not None
+    peak = TRANSFERRED.transfer.peak if column.endswith("*") else None
+    return _tuned(SOURCES[source], net, column.rstrip("*"), peak)
 
 
 def _peak(row: str, column: str) -> Training:
     source, net = row.split(", ")
-    return _tuned(SOURCES[source], net, "AsyncFGD", Transfer(peak=float(column.partition("=")[2])))
+    return _tuned(SOURCES[source], net, "AsyncFGD", float(column.partition("=")[2]))
 
 
 def _memory(row: str, column: str) -> Measure:
@@ -122,20 +124,20 @@ EXPERIMENTS = (
     Experiment(
         name="asyncfgd-table1",
         what="accuracy without backpropagation",
-        cells=grid(tables()["asyncfgd-table1"], _scratch, name="best"),
+        cells=grid(tables()["asyncfgd-table1"], _scratch, name="last"),
         quick=("MNIST, ConvS-*",),
     ),
     Experiment(
         name="asyncfgd-table2",
         what="transfer from ImageNet weights",
-        cells=grid(tables()["asyncfgd-table2"], _transfer, name="best"),
+        cells=grid(tables()["asyncfgd-table2"], _transfer, name="last"),
         curve="curve",
         quick=("Fashion-MNIST, MobileNetV3-Small / *",),
     ),
     Experiment(
         name="asyncfgd-table7",
         what="transfer with different scales of the biases",
-        cells=grid(tables()["asyncfgd-table7"], _peak, name="best"),
+        cells=grid(tables()["asyncfgd-table7"], _peak, name="last"),
         quick=("CIFAR-10, ResNet-18 / *",),
     ),
     Experiment(

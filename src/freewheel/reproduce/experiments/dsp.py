@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 
+from freewheel import recipes
 from freewheel.methods import BP, DSP, FR, GPipe, Method
 from freewheel.reproduce._experiment import Cell, Experiment, Ratio, grid
 from freewheel.reproduce._figures import tables
 from freewheel.reproduce._networks import Net
-from freewheel.reproduce._recipe import Recipe
 from freewheel.reproduce.experiments._nets import NETS, SOURCES
 from freewheel.reproduce.jobs import Speed, Straggler, Training
 
-RECIPE = Recipe(lr=0.01, epochs=300, milestones=(150, 225))  # section 5, ResNet98 and ResNet164
 LARGE = {
     name: Net(title=name, model=f"torchvision/{name.replace('-', '').lower()}") for name in ("ResNet-50", "ResNet-101")
 }
@@ -38,7 +37,8 @@ def parse(row: str) -> tuple[Method, int]:
 def _accuracy(row: str, column: str) -> Training:
     net, source = column.split(", ")
     method, k = parse(row)
-    return Training(net=NETS[net], source=SOURCES[source], recipe=RECIPE, method=method, k=k)
+    recipe = recipes.find("dsp", model=NETS[net].model)
+    return Training(net=NETS[net], source=SOURCES[source], recipe=recipe, method=method, k=k)
 
 
 def _speed_up(row: str, column: str) -> Ratio:

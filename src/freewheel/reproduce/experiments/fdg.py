@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from freewheel import recipes
 from freewheel.methods import BP, DDG, DGL, DNI, FDG, FR, Method
 from freewheel.reproduce._experiment import Cell, Experiment, Ratio, Value, grid
 from freewheel.reproduce._figures import PaperTable, tables
 from freewheel.reproduce._networks import Net, Source
-from freewheel.reproduce._recipe import Recipe
 from freewheel.reproduce.experiments._nets import CIFAR10, CIFAR100, NETS
 from freewheel.reproduce.jobs import Ideal, Speed, Training
 
-RECIPE = Recipe(lr=0.1, epochs=300, milestones=(150, 225, 275))  # section V.A
-WARM = replace(RECIPE, warmup=3, warmup_lr=0.01)  # of very deep networks, and for more than two modules
-DEEP = ("ResNet-110", "ResNet-1202")
 METHODS: dict[str, Method] = {"BP": BP(), "DDG": DDG(), "FR": FR(), "DGL": DGL(), "DNI": DNI(), "FDG": FDG()}
 SHAPES = {  # of the speed measurements: images, classes and samples in a batch
     "WRN-28-10": {"shape": (3, 32, 32), "classes": 10, "batch": 128},
@@ -24,8 +19,9 @@ SPEED_NETS = {"WRN-28-10": NETS["WRN-28-10"], "ResNet-101": Net(title="ResNet-10
 
 
 def _trained(net: str, source: Source, method: Method, k: int) -> Training:
-    recipe = WARM if net in DEEP or k > 2 else RECIPE
-    return Training(net=NETS[net], source=source, recipe=recipe, method=method, k=k if method != BP() else 1)
+    stages = 1 if method == BP() else k
+    recipe = recipes.find("fdg", model=NETS[net].model, stages=stages)
+    return Training(net=NETS[net], source=source, recipe=recipe, method=method, k=stages)
 
 
 def _method(table: PaperTable, row: str, column: str) -> Method:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,16 +18,18 @@ from freewheel.checkpoint import find
 from freewheel.data import Data
 from freewheel.methods import Method
 from freewheel.models import classifier
+from freewheel.recipes import Recipe
 from freewheel.reproduce._files import write_json
-from freewheel.reproduce._networks import DIGITS, DIGITS_NET, ROWS, ROWS_NET, Net, Source, held_out
-from freewheel.reproduce._recipe import Recipe
+from freewheel.reproduce._networks import DIGITS, DIGITS_NET, ROWS, ROWS_NET, Net, Source
 from freewheel.reproduce.jobs._job import Context, Job, in_words
 from freewheel.runtime import StageError
-from freewheel.tangents import Transfer
-from freewheel.trainer import EarlyStopping, EpochEnd, History, Trainer
+from freewheel.trainer import EpochEnd, History, Trainer
 
-QUICK_EPOCHS = 3
-QUICK_TARGET = 80.0  # percent
+# of a scaled-down training:
+QUICK_EPOCHS = 4
+QUICK_BATCH = 64
+QUICK_STEP_SIZES = 2
+QUICK_TARGET = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +39,10 @@ class Training(Job):
     Args:
         net: The network.
         source: The data.
-        recipe: Optimizer, step sizes and epochs.
+        recipe: Optimizer, step sizes and epochs. Of several step sizes the best on held-out samples is taken; a
+            schedule of transfer gets the name of the network's classifier.
         method: The method.
         k: The number of stages.
-        choose: Step sizes of which the best on a held-out part of the training data is taken; none for the recipe's.
-        transfer: The schedule by which forward gradients train a pretrained network; its classifier is filled in.
-        target: A test accuracy, in percent, whose first time is measured.
     """
 
     net: Net
@@ -48,20 +50,19 @@ class Training(Job):
     recipe: Recipe
     method: Method
     k: int = 1
-    choose: tuple[float, ...] = ()
-    transfer: Transfer | None = None
-    target: float | None = None
 
     @property
     def title(self) -> str:
         """Network, data, method and stages."""
         stages = f", K={self.k}" if self.k > 1 else ""
-        return f"{self.net.title} on {self.source.title}, {in_words(self.method)}{stages}"
+        transfer = self.recipe.transfer
+        tuned = "" if transfer is None else f", transfer to α={transfer.peak:g}"
+        return f"{self.net.title} on {self.source.title}, {in_words(self.method)}{stages}{tuned}"
 
     @property
     def epochs(self) -> int:
         """Those of all step sizes it chooses from."""
-        return self.recipe.epochs * max(1, len(self.choose))
+        return self.recipe.epochs * max(1, len(self.recipe.lr_grid))
 
     def prepared(self, context: Context) -> tuple[Training, tuple[str, ...]]:
         """With the pretrained weights that are there; refuses missing data and weights."""
@@ -77,45 +78,54 @@ class Training(Job):
 
     def quick(self) -> tuple[Training, tuple[str, ...]]:
         """A few epochs on data that ship with a dependency, with a small network."""
-        rows = self.source.name == "imdb"
+        rows, full = self.source.name == "imdb", self.recipe
         source, net = (ROWS, ROWS_NET) if rows else (DIGITS, self.net if self.net.small else DIGITS_NET)
-        epochs = min(QUICK_EPOCHS, self.recipe.epochs)
-        recipe = replace(self.recipe.scaled(epochs), batch_size=64, patience=0)
-        transfer = self.transfer and replace(self.transfer, warmup=1, ramp=1)
-        choose, target = self.choose[-2:], None if self.target is None else QUICK_TARGET
+        recipe = replace(
+            full.scaled(min(QUICK_EPOCHS, full.epochs)),
+            batch_size=QUICK_BATCH,
+            early_stopping=0,
+            lr_grid=full.lr_grid[-QUICK_STEP_SIZES:],
+            target=None if full.target is None else QUICK_TARGET,
+        )
         replaced = [
             f"{source.title} for {self.source.title}",
             f"{net.title} for {self.net.title}" if net != self.net else "",
-            f"{recipe.epochs} epochs for {self.recipe.epochs}",
-            f"batches of {recipe.batch_size} for {self.recipe.batch_size}" if self.recipe.batch_size != 64 else "",
-            f"step sizes {', '.join(map(str, choose))} of {', '.join(map(str, self.choose))}" if choose else "",
-            "no pretrained weights" if self.net.pretrained else "",
-            f"{target:g} % for {self.target:g} % as the accuracy to reach" if target and self.target else "",
+            f"{recipe.epochs} epochs for {full.epochs}",
+            f"batches of {recipe.batch_size} for {full.batch_size}" if full.batch_size != QUICK_BATCH else "",
+            f"step sizes {_listed(recipe.lr_grid)} of {_listed(full.lr_grid)}" if full.lr_grid else "",
+            "random weights for pretrained ones" if self.net.pretrained else "",
+            f"{100 * QUICK_TARGET:g} % for {100 * full.target:g} % as the accuracy to reach" if full.target else "",
         ]
-        small = replace(self, net=net, source=source, recipe=recipe, choose=choose, transfer=transfer, target=target)
-        return small, tuple(filter(None, replaced))
+        return replace(self, net=net, source=source, recipe=recipe), tuple(filter(None, replaced))
 
     def run(self, context: Context, seed: int) -> dict[str, Any]:
         """Train, with every step size it chooses from."""
-        if not self.choose:
+        recipe = self.recipe
+        if not recipe.lr_grid:
             return _Attempt(self, context, seed, context.folder).run()
         found: dict[float, dict[str, Any]] = {}
-        for lr in self.choose:
+        for lr in recipe.lr_grid:
             folder = None if context.folder is None else context.folder / f"lr-{lr:g}"
-            attempt = replace(self, recipe=replace(self.recipe, lr=lr), choose=())
-            within = replace(context, tell=lambda text, lr=lr: context.tell(f"step size {lr:g}, {text}"))
-            found[lr] = _Attempt(attempt, within, seed, folder, holds_out=True).run()
+            attempt = replace(self, recipe=replace(recipe, lr=lr, lr_grid=()))
+            within = replace(context, tell=partial(_with_step_size, context, lr))
+            found[lr] = _Attempt(attempt, within, seed, folder).run()
         best = max(found, key=lambda lr: found[lr]["validation"])
         return {**found[best], "lr": best, "validations": {str(lr): each["validation"] for lr, each in found.items()}}
+
+
+def _listed(numbers: Iterable[float]) -> str:
+    return ", ".join(f"{number:g}" for number in numbers)
+
+
+def _with_step_size(context: Context, lr: float, text: str) -> None:
+    context.tell(f"step size {lr:g}, {text}")
 
 
 class _Attempt:
     """One training with one step size, which goes on from its last checkpoint."""
 
-    def __init__(
-        self, job: Training, context: Context, seed: int, folder: Path | None, *, holds_out: bool = False
-    ) -> None:
-        self._job, self._context, self._seed, self._folder, self._holds_out = job, context, seed, folder, holds_out
+    def __init__(self, job: Training, context: Context, seed: int, folder: Path | None) -> None:
+        self._job, self._context, self._seed, self._folder = job, context, seed, folder
 
     def run(self) -> dict[str, Any]:
         """The measures; those of an attempt that has ended are read from its folder."""
@@ -129,19 +139,22 @@ class _Attempt:
         return found
 
     def _train(self) -> dict[str, Any]:
-        job, context = self._job, self._context
-        recipe = job.recipe
-        loaded = job.source.load(context.data_root, batch_size=recipe.batch_size, seed=self._seed)
-        loaded = loaded if context.device == "cpu" else loaded.to(context.device)
-        train, validation = held_out(loaded.train, loaded.test) if self._holds_out else (loaded.train, None)
-        trainer = self._trainer(loaded, len(train))
-        stop = [EarlyStopping(monitor="accuracy", patience=recipe.patience)] if recipe.patience else []
+        job, recipe, context = self._job, self._job.recipe, self._context
+        data = job.source.load(
+            context.data_root,
+            batch_size=recipe.batch_size,
+            seed=self._seed,
+            validation=recipe.validation,
+            augment=recipe.augment or None,
+        )
+        data = data if context.device == "cpu" else data.to(context.device)
+        trainer = self._trainer(data)
         try:
             history = self._ended(trainer) or trainer.fit(
-                train,
+                data.train,
                 recipe.epochs,
-                validate=loaded.test,
-                callbacks=[self._tell, *stop],
+                validate=data.test,
+                callbacks=[self._tell, *recipe.callbacks()],
                 progress=False,
                 save_to=self._checkpoints,
             )
@@ -151,9 +164,9 @@ class _Attempt:
             return {"validation": 0.0, "diverged": True}
         if history.interrupted:
             raise KeyboardInterrupt
-        found = measures(history, job.target)
-        if validation is not None:
-            found["validation"] = 100 * (trainer.evaluate(validation).metric or 0.0)
+        found = measures(history, recipe.target)
+        if data.validation is not None:
+            found["validation"] = 100 * (trainer.evaluate(data.validation).metric or 0.0)
         return {**found, "runtime": str(trainer.runtime.name)}
 
     def _ended(self, trainer: Trainer) -> History | None:
@@ -169,18 +182,17 @@ class _Attempt:
         """Where checkpoints go; a race cannot be resumed in the middle of a fit."""
         return self._folder / "checkpoints" if self._folder is not None and self._job.method.planned else None
 
-    def _trainer(self, loaded: Data, batches: int) -> Trainer:
+    def _trainer(self, data: Data) -> Trainer:
         job, context, folder = self._job, self._context, self._checkpoints
-        model = job.net.build(context.data_root, self._shapes(loaded), self._seed)
-        method = job.method
-        if job.transfer is not None:
-            method = replace(method, scale=replace(job.transfer, classifier=classifier(model)))  # pyright: ignore[reportCallIssue]
-        on_gpu = context.device != "cpu"
+        model = job.net.build(context.data_root, self._shapes(data), self._seed)
+        method, transfer, on_gpu = job.method, job.recipe.transfer, context.device != "cpu"
+        if transfer is not None:
+            scale = replace(transfer, classifier=classifier(model))
+            method = replace(method, scale=scale)  # pyright: ignore[reportCallIssue]
         options: dict[str, Any] = {
+            **job.recipe.trainer_options(len(data.train)),
             "method": method,
             "loss": F.cross_entropy,
-            "optimizer": job.recipe.factory(),
-            "scheduler": job.recipe.schedule(batches),
             "runtime": "auto" if on_gpu and method.planned else "threads",
             "compile": context.compile and method.planned,
             "seed": self._seed,
@@ -191,9 +203,9 @@ class _Attempt:
         return Trainer(stages, **options)
 
     @staticmethod
-    def _shapes(loaded: Data) -> dict[str, Any]:
-        embedded = loaded.name == "imdb"
-        return {**loaded.shapes, "vocabulary": len(loaded.vocabulary)} if embedded else loaded.shapes
+    def _shapes(data: Data) -> dict[str, Any]:
+        embedded = data.name == "imdb"
+        return {**data.shapes, "vocabulary": len(data.vocabulary)} if embedded else data.shapes
 
     def _tell(self, end: EpochEnd) -> None:
         score = end.record.validation
@@ -206,15 +218,15 @@ def measures(history: History, target: float | None) -> dict[str, Any]:
     curve = [100 * (metric or 0.0) for metric in history.metrics]
     clock = list(accumulate(epoch.seconds for epoch in history.epochs))
     best = max(range(len(curve)), key=curve.__getitem__)
-    reached = next((i for i, value in enumerate(curve) if target is not None and value >= target), None)
+    reached = None if target is None else history.time_to(target)
     return {
         "best": curve[best],
         "last": curve[-1],
         "error": 100 - curve[-1],
         "epochs": best + 1,
         "seconds": clock[best],
-        "target_epochs": None if reached is None else reached + 1,
-        "target_seconds": None if reached is None else clock[reached],
+        "target_epochs": None if reached is None else reached.epochs,
+        "target_seconds": None if reached is None else reached.seconds,
         "images/s": statistics.median(epoch.images_per_second for epoch in history.epochs),
         "curve": curve,
         "errors": [100 - value for value in curve],
