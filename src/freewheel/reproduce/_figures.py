@@ -87,7 +87,7 @@ def tables() -> Mapping[str, PaperTable]:
         >>> tables()["fdg-table3"].figure("ResNet-20", "FDG, best β").value
         7.23
     """
-    raw = tomllib.loads(files(__package__).joinpath("figures.toml").read_text(encoding="utf-8"))
+    raw = tomllib.loads(files("freewheel.reproduce").joinpath("figures.toml").read_text(encoding="utf-8"))
     return {name: _table(name, table) for name, table in raw.items()}
 
 

@@ -8,7 +8,7 @@ from freewheel.reproduce._figures import PAPERS
 from freewheel.reproduce._report import NOTHING, CellReport, Report, shown, shown_difference, shown_paper, shown_time
 
 HEADINGS = ("", "", "unit", "paper", "ours", "difference", "runs", "time")
-FEW = 6  # names of cells in a line
+FEW = 6  # names in a line
 
 
 def heading(report: Report) -> Iterator[str]:
@@ -43,9 +43,9 @@ def hardware(report: Report) -> str:
 
 
 def few(names: Sequence[str]) -> str:
-    """The first names and the number of the others."""
+    """The first names, and the number of the others."""
     rest = len(names) - FEW
-    return ", ".join(names[:FEW]) + (f" and {rest} more cells" if rest > 0 else "")
+    return "; ".join(names[:FEW]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def line(row: CellReport) -> tuple[str, ...]:

@@ -48,8 +48,9 @@ class CellReport:
     @property
     def difference(self) -> float | None:
         """Ours minus the paper's, where they can be compared."""
-        known = self.comparable and self.ours is not None and self.paper.value is not None
-        return self.ours - self.paper.value if known else None  # pyright: ignore[reportOptionalOperand]
+        if not self.comparable or self.ours is None or self.paper.value is None:
+            return None
+        return self.ours - self.paper.value
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain data, with the mean, the median and the extremes of the values."""
@@ -98,9 +99,13 @@ class Report:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """The cells of the table that were not chosen."""
-        chosen = {(cell.row, cell.column) for cell in self.cells}
-        return tuple(cell.name for cell in self.experiment.cells if (cell.row, cell.column) not in chosen)
+        """The rows of the table of which no cell was chosen, and the other cells that were not."""
+        chosen = {cell.name for cell in self.cells}
+        rows = {cell.row for cell in self.cells}
+        names = (
+            cell.name if cell.row in rows else cell.row for cell in self.experiment.cells if cell.name not in chosen
+        )
+        return tuple(dict.fromkeys(names))
 
     def results(self, job: Job) -> list[Result]:
         """The measures of a job, one for each seed."""
@@ -152,17 +157,18 @@ class Report:
 
 
 def shown(value: float | None, deviation: float | None = None) -> str:
-    """A number in as many digits as tell something.
+    """A number in four digits, and its deviation in two.
 
     Example:
-        >>> shown(93.712, 0.1634), shown(0.0049), shown(512.0), shown(None)
-        ('93.71 ± 0.16', '0.0049', '512.0', '–')
+        >>> shown(93.7124, 0.1634), shown(0.0049), shown(1038.8, 61), shown(None)
+        ('93.71 ± 0.16', '0.0049', '1,039 ± 61', '–')
     """
     if value is None:
         return NOTHING
-    size = abs(value)
-    digits = 1 if size >= 100 else 2 if size >= 1 or not size else 4
-    return f"{value:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
+    number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if deviation is None:
+        return number
+    return f"{number} ± {deviation:.0f}" if deviation >= 100 else f"{number} ± {deviation:.2g}"
 
 
 def shown_paper(figure: Figure) -> str:

@@ -22,7 +22,6 @@ from freewheel.reproduce._report import Report
 from freewheel.reproduce._store import Record, Store
 from freewheel.reproduce.experiments import EXPERIMENTS
 from freewheel.reproduce.jobs import Context, Job
-from freewheel.runtime import StageError
 
 
 class Watcher:
@@ -107,8 +106,8 @@ class Run:
         started = time.perf_counter()
         try:
             found = job.run(context, seed)
-        except (ValueError, TypeError, RuntimeError, StageError, ImportError) as error:
-            errors[job] = " ".join(str(error).split())
+        except Exception as error:  # the other jobs go on
+            errors[job] = " ".join(str(error).split()) or type(error).__name__
             self.watcher.end(f"no result: {errors[job]}")
             return
         seconds = time.perf_counter() - started

@@ -15,7 +15,7 @@ SHAPES = {  # of the speed measurements: images, classes and samples in a batch
     "WRN-28-10": {"shape": (3, 32, 32), "classes": 10, "batch": 128},
     "ResNet-101": {"shape": (3, 224, 224), "classes": 1000, "batch": 32},
 }
-SPEED_NETS = {"WRN-28-10": NETS["WRN-28-10"], "ResNet-101": Net(title="ResNet-101", model="torchvision/resnet101")}
+SPEED_NETS = {"WRN-28-10": NETS["WRN-28-10"], "ResNet-101": Net(title="ResNet-101", model="resnet-101-imagenet")}
 
 
 def _trained(net: str, source: Source, method: Method, k: int) -> Training:

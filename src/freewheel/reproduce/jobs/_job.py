@@ -6,7 +6,7 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -46,6 +46,11 @@ def in_words(method: Method) -> str:
     """
     options = [(field.name, getattr(method, field.name), field.default) for field in fields(method)]  # pyright: ignore[reportArgumentType]
     return " ".join([method.name, *(f"{name}={value}" for name, value, default in options if value != default)])
+
+
+def with_scale(method: Method, scale: Any) -> Method:
+    """A method of forward gradients with another scale of its tangents."""
+    return replace(method, scale=scale)  # pyright: ignore[reportArgumentType]
 
 
 class Job(ABC):

@@ -19,7 +19,7 @@ from freewheel.bench._memory_nets import Net as Layers
 from freewheel.methods import Method
 from freewheel.models import classifier
 from freewheel.reproduce._networks import DIGITS_NET, Net, on
-from freewheel.reproduce.jobs._job import Context, Job, in_words
+from freewheel.reproduce.jobs._job import Context, Job, in_words, with_scale
 from freewheel.trainer import Trainer
 
 MB = 1e6
@@ -107,7 +107,7 @@ class NetMemory(Job):
         method = self.method
         if self.few:
             scale = {classifier(model): 1.0, "*.bias": 0.15, "*": 0.0}
-            method = replace(method, scale=scale)  # pyright: ignore[reportCallIssue]
+            method = with_scale(method, scale)
         trainer = Trainer(
             self.net.cut(model, None, self.k, context.device),
             method=method,

@@ -72,6 +72,8 @@ class Speed(Job):
 
     def run(self, context: Context, seed: int) -> dict[str, Any]:
         """Train three epochs, of which the middle one counts."""
+        if self.batch < self.replicas:
+            raise ValueError(f"a batch of {self.batch} cannot be divided among {self.replicas} replicas")
         torch.manual_seed(0)
         example, target = self._batch(seed)
         example, target = example.to(context.device), target.to(context.device)

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from freewheel.checkpoint import find
+from freewheel.checkpoint import find, finished
 from freewheel.data import Data
 from freewheel.methods import Method
 from freewheel.models import classifier
 from freewheel.recipes import Recipe
 from freewheel.reproduce._files import write_json
 from freewheel.reproduce._networks import DIGITS, DIGITS_NET, ROWS, ROWS_NET, Net, Source
-from freewheel.reproduce.jobs._job import Context, Job, in_words
+from freewheel.reproduce.jobs._job import Context, Job, in_words, with_scale
 from freewheel.runtime import StageError
 from freewheel.trainer import EpochEnd, History, Trainer
 
@@ -132,13 +132,16 @@ class _Attempt:
         done = None if self._folder is None else self._folder / "done.json"
         if done is not None and done.is_file():
             return json.loads(done.read_text(encoding="utf-8"))
-        found = self._train()
-        if done is not None:
+        found, interrupted = self._train()
+        if found is not None and done is not None:
             write_json(done, found)
             shutil.rmtree(done.parent / "checkpoints", ignore_errors=True)
+        if found is None or interrupted:
+            raise KeyboardInterrupt
         return found
 
-    def _train(self) -> dict[str, Any]:
+    def _train(self) -> tuple[dict[str, Any] | None, bool]:
+        """The measures, None for a training that has not ended, and whether it was interrupted."""
         job, recipe, context = self._job, self._job.recipe, self._context
         data = job.source.load(
             context.data_root,
@@ -161,13 +164,24 @@ class _Attempt:
         except (FloatingPointError, StageError) as error:
             if "loss" not in str(error):
                 raise
-            return {"validation": 0.0, "diverged": True}
-        if history.interrupted:
-            raise KeyboardInterrupt
+            return {"validation": 0.0, "diverged": True}, False
+        if history.interrupted and not (history.epochs and history.epochs[-1].epoch + 1 == recipe.epochs):
+            self._forget_drained()
+            return None, True
         found = measures(history, recipe.target)
         if data.validation is not None:
             found["validation"] = 100 * (trainer.evaluate(data.validation).metric or 0.0)
-        return {**found, "runtime": str(trainer.runtime.name)}
+        return {**found, "runtime": str(trainer.runtime.name)}, history.interrupted
+
+    def _forget_drained(self) -> None:
+        """Remove the checkpoint of the interruption, before which the pipeline has drained.
+
+        The one of the epoch before has everything in flight, so the training goes on as if nothing had happened.
+        """
+        folder = self._checkpoints
+        for each in finished(folder) if folder is not None and folder.is_dir() else ():
+            if find(each).manifest.drained:
+                shutil.rmtree(each)
 
     def _ended(self, trainer: Trainer) -> History | None:
         """The history of a training that had ended before it was interrupted."""
@@ -187,8 +201,7 @@ class _Attempt:
         model = job.net.build(context.data_root, self._shapes(data), self._seed)
         method, transfer, on_gpu = job.method, job.recipe.transfer, context.device != "cpu"
         if transfer is not None:
-            scale = replace(transfer, classifier=classifier(model))
-            method = replace(method, scale=scale)  # pyright: ignore[reportCallIssue]
+            method = with_scale(method, replace(transfer, classifier=classifier(model)))
         options: dict[str, Any] = {
             **job.recipe.trainer_options(len(data.train)),
             "method": method,
