@@ -11,8 +11,11 @@ from typing import Any
 from freewheel.reproduce._experiment import Cell
 from freewheel.reproduce._report import CellReport, Report
 
-# Okabe and Ito's colours, which colour-blind people can tell apart.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a7a7a", "#1b1b1b")
+# Okabe and Ito's colours, which colour-blind people can tell apart, and four more for large tables.
+COLOURS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a7a7a", "#1b1b1b"),
+    *("#8c564b", "#5e3c99", "#a6bd1f", "#00a7b5"),
+)
 LINES = ("-", "--", ":", "-.")
 SPREAD = 40.0  # of the numbers of a panel, from which on its axis is logarithmic
 HEIGHT = 0.17  # inches of a number
@@ -50,11 +53,11 @@ def _figure(**options: Any) -> Any:
 def _table(report: Report) -> Any:
     """A panel for each unit; a row of the table has a number of each column, one below the other."""
     known = [row for row in report.rows if row.ours is not None or row.paper.value is not None]
-    units = list(dict.fromkeys(row.unit for row in known))
+    columns = [column for column in report.experiment.table.columns if any(row.column == column for row in known)]
+    units = list(dict.fromkeys(report.experiment.table.unit_of(column) for column in columns))
     if not units:
         return None
     rows = list(dict.fromkeys(row.row for row in known))
-    columns = list(dict.fromkeys(row.column for row in known))
     most = max(sum(row.row == name for row in known if row.unit == unit) for unit in units for name in rows)
     height = 1.3 + len(rows) * (HEIGHT * max(most, 1) + 0.12)
     figure = _figure(figsize=(2.6 + 3.6 * len(units), height), layout="constrained")
@@ -138,6 +141,7 @@ def _curves(report: Report) -> Any:
         axes.set_xlabel(title)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
+    left.xaxis.get_major_locator().set_params(integer=True)
     left.set_ylabel(f"test {'error' if name == 'errors' else 'accuracy'}, %")
     figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
     figure.suptitle(_title(report), fontsize=10, x=0.01, ha="left")

@@ -12,9 +12,7 @@ from freewheel.reproduce._networks import Net
 from freewheel.reproduce.experiments._nets import NETS, SOURCES
 from freewheel.reproduce.jobs import Speed, Straggler, Training
 
-LARGE = {
-    name: Net(title=name, model=f"{name.lower()}-imagenet") for name in ("ResNet-50", "ResNet-101")
-}
+LARGE = {name: Net(title=name, model=f"{name.lower()}-imagenet") for name in ("ResNet-50", "ResNet-101")}
 IMAGENET = {"shape": (3, 224, 224), "classes": 1000}
 METHODS: dict[str, Method] = {"FR": FR(), "GPipe": GPipe(), "DSP": DSP(delay=2)}
 
