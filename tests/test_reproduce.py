@@ -209,27 +209,37 @@ FEW = replace(DIGITS, options=(("train_limit", 512), ("test_limit", 64)))
 TRAINING = Training(net=DIGITS_NET, source=FEW, recipe=TINY, method=fw.FDG(shrink=0.5), k=2)
 
 
-class Interrupting(Watcher):
-    """Ctrl-C at the end of an epoch."""
+class Heard(Watcher):
+    """Remembers what it hears, and may answer with Ctrl-C."""
+
+    def __init__(self, interrupts_at: str = "nothing"):
+        self.interrupts_at, self.texts = interrupts_at, []
 
     def tell(self, text):
-        if "epoch 2 of 5" in text:
+        self.texts.append(text)
+        if self.interrupts_at in text:
             signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize("grid", [(), (0.01, 0.05)], ids=["one step size", "chosen step size"])
-def test_an_interrupted_training_goes_on_to_the_same_result(run, tmp_path, grid):
-    job = replace(TRAINING, recipe=replace(TINY, lr_grid=grid, validation=0.25 if grid else 0.0))
+@pytest.mark.parametrize(
+    ("method", "k", "grid"),
+    [(fw.FDG(shrink=0.5), 2, ()), (fw.FDG(shrink=0.5), 2, (0.01, 0.05)), (fw.BP(), 1, ())],
+    ids=["delayed", "delayed, chosen step size", "not delayed"],
+)
+def test_an_interrupted_training_goes_on_to_the_same_result(run, tmp_path, method, k, grid):
+    recipe = replace(TINY, lr_grid=grid, validation=0.25 if grid else 0.0)
+    job = replace(TRAINING, method=method, k=k, recipe=recipe)
     of = experiment(Value(job, "last"))
-    broken = run(of, watcher=Interrupting())
+    broken = run(of, watcher=Heard("epoch 2 of 5"))
     assert broken.interrupted
     assert broken.rows[0].ours is None
     assert list(Store(tmp_path, "cpu").work_folder(job, 0).rglob("checkpoint-*"))
-    whole, resumed = run(of, run_dir=tmp_path / "whole"), run(of)
+    heard = Heard()
+    whole, resumed = run(of, run_dir=tmp_path / "whole"), run(of, watcher=heard)
+    assert "epoch 1 of 5" not in heard.texts[0]
     ((theirs,), (ours,)) = (report.results(job) for report in (whole, resumed))
-    assert {key: ours[key] for key in ("curve", "losses", "last", "error")} == {
-        key: theirs[key] for key in ("curve", "losses", "last", "error")
-    }
+    for key in ("curve", "losses", "last", "error"):
+        assert ours[key] == theirs[key]
     assert len(ours["curve"]) == 5
     assert not Store(tmp_path, "cpu").work_folder(job, 0).exists()
 

@@ -186,7 +186,7 @@ def shown_time(seconds: float) -> str:
 
     Example:
         >>> shown_time(3.21), shown_time(75), shown_time(7300)
-        ('3.2 s', '1 min 15 s', '2 h 2 min')
+        ('3.2 s', '1 min 15 s', '2 h 1 min')
     """
     if seconds < 60:
         return f"{seconds:.1f} s"

@@ -9,8 +9,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from freewheel._devices import find_device
 from freewheel._errors import unknown, whole_number
 from freewheel.bench._machine import gpu_machine
@@ -156,7 +154,7 @@ def reproduce(
     experiment = EXPERIMENTS[name]
     if seeds is not None:
         whole_number("seeds", seeds, least=1)
-    find_device(f"device={device!r}", torch.device(device))
+    find_device(f"device={device!r}", device)
     check_pictures()
     context = Context(device=device, data_root=data_root, compile=compile)
     chosen = choose(experiment, cells, quick=quick)

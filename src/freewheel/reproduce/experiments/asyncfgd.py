@@ -153,7 +153,7 @@ EXPERIMENTS = (
         name="asyncfgd-fig3",
         what="memory",
         cells=tuple(Cell(*place, _memory(*place)) for place in tables()["asyncfgd-fig3"].cells()),
-        quick=("(a)*", "(b)*", "(c) ResNet-18*"),
+        quick=("(a) 2 linear", "(a) 8 linear", "(b) 8 time", "(c) ResNet-18"),
     ),
     Experiment(
         name="asyncfgd-fig4",

@@ -166,22 +166,21 @@ class _Attempt:
                 raise
             return {"validation": 0.0, "diverged": True}, False
         if history.interrupted and not (history.epochs and history.epochs[-1].epoch + 1 == recipe.epochs):
-            self._forget_drained()
+            self._forget_drained(trainer)
             return None, True
         found = measures(history, recipe.target)
         if data.validation is not None:
             found["validation"] = 100 * (trainer.evaluate(data.validation).metric or 0.0)
         return {**found, "runtime": str(trainer.runtime.name)}, history.interrupted
 
-    def _forget_drained(self) -> None:
-        """Remove the checkpoint of the interruption, before which the pipeline has drained.
+    def _forget_drained(self, trainer: Trainer) -> None:
+        """Remove the checkpoint of the interruption if a pipeline with delays has drained for it.
 
-        The one of the epoch before has everything in flight, so the training goes on as if nothing had happened.
+        The one before has everything in flight, so the training goes on as if nothing had happened.
         """
         folder = self._checkpoints
-        for each in finished(folder) if folder is not None and folder.is_dir() else ():
-            if find(each).manifest.drained:
-                shutil.rmtree(each)
+        if folder is not None and trainer.plan is not None and any(trainer.plan.delays):
+            shutil.rmtree(finished(folder)[-1])
 
     def _ended(self, trainer: Trainer) -> History | None:
         """The history of a training that had ended before it was interrupted."""
