@@ -89,7 +89,12 @@ def updates(plan: Plan, durations: Mapping[Op, Fraction], auxiliary: Fraction) -
     clock = [Fraction(0)] * len(streams)
     known = [routes(schedule, stage) for stage in range(len(streams))]
     sent: dict[tuple[int, int], Fraction] = {}
-    taken: dict[Any, deque[Fraction]] = {}
+    free = {  # when each place of a queue became free
+        route: deque([Fraction(0)] * capacity(schedule, *route))
+        for each in known
+        for found in each.values()
+        for route in found
+    }
     ends = [Fraction(0)] * plan.batches
     for (stage, i), action, source in march(schedule, streams):
         op = action.op
@@ -98,13 +103,12 @@ def updates(plan: Plan, durations: Mapping[Op, Fraction], auxiliary: Fraction) -
             clock[stage] += auxiliary if op is own and stage < len(streams) - 1 else 0
             ends[action.batch] = max(ends[action.batch], clock[stage])
             continue
-        route = known[stage][op]
-        room = taken.setdefault(route, deque([Fraction(0)] * capacity(schedule, *route)))
+        rooms = [free[route] for route in known[stage][op]]
         if op.is_send:
-            clock[stage] = max(clock[stage], room.popleft())
+            clock[stage] = max(clock[stage], *(room.popleft() for room in rooms))
             sent[stage, i] = clock[stage]
         else:
             assert source is not None
             clock[stage] = max(clock[stage], sent[source])
-            room.append(clock[stage])
+            rooms[0].append(clock[stage])
     return ends
