@@ -125,7 +125,9 @@ class Experiment:
         cells: The places of the table, in its order.
         seeds: The number of runs the paper has of each.
         statistic: How it sums them up.
-        curve: A measure of the jobs that is a list of numbers over epochs, which is drawn as a line for each cell.
+        curve: A measure of the jobs that is a list of numbers over epochs, which is drawn as a line for each cell;
+            `{column}` stands for the column.
+        axis: What such a line shows.
         quick: Patterns of the cells that `--quick` measures; all by default.
     """
 
@@ -135,6 +137,7 @@ class Experiment:
     seeds: int = 1
     statistic: Statistic = "mean"
     curve: str = ""
+    axis: str = "test accuracy, %"
     quick: tuple[str, ...] = ("*",)
 
     @property

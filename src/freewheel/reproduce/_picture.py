@@ -120,8 +120,7 @@ def _colour(names: Sequence[str], name: str) -> str:
 
 def _curves(report: Report) -> Any:
     """The mean curve of each cell over epochs and over seconds; the paper's number is a circle at its end."""
-    name = report.experiment.curve
-    found = [(cell, *curve) for cell in _once(report) if name and (curve := _mean(report, cell, name))]
+    found = [(cell, *curve) for cell, name in _once(report) if (curve := _mean(report, cell, name))]
     if not found:
         return None
     figure = _figure(figsize=(10.5, 4.2), layout="constrained")
@@ -142,19 +141,20 @@ def _curves(report: Report) -> Any:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     left.xaxis.get_major_locator().set_params(integer=True)
-    left.set_ylabel(f"test {'error' if name == 'errors' else 'accuracy'}, %")
+    left.set_ylabel(report.experiment.axis)
     figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
     figure.suptitle(_title(report), fontsize=10, x=0.01, ha="left")
     return figure
 
 
-def _once(report: Report) -> Iterator[Cell]:
-    """The cells, those of one job only once."""
+def _once(report: Report) -> Iterator[tuple[Cell, str]]:
+    """The cells and the names of their curves, each curve of a job only once."""
     seen = set()
     for cell in report.cells:
-        if cell.measure.jobs not in seen:
-            seen.add(cell.measure.jobs)
-            yield cell
+        name = report.experiment.curve.format(column=cell.column)
+        if name and (cell.measure.jobs, name) not in seen:
+            seen.add((cell.measure.jobs, name))
+            yield cell, name
 
 
 def _mean(report: Report, cell: Cell, name: str) -> tuple[list[float], list[float]] | None:

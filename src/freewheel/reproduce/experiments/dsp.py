@@ -10,7 +10,7 @@ from freewheel.reproduce._experiment import Cell, Experiment, Ratio, grid
 from freewheel.reproduce._figures import tables
 from freewheel.reproduce._networks import Net
 from freewheel.reproduce.experiments._nets import NETS, SOURCES
-from freewheel.reproduce.jobs import Speed, Straggler, Training
+from freewheel.reproduce.jobs import Difference, Speed, Straggler, Training
 
 LARGE = {name: Net(title=name, model=f"{name.lower()}-imagenet") for name in ("ResNet-50", "ResNet-101")}
 IMAGENET = {"shape": (3, 224, 224), "classes": 1000}
@@ -50,6 +50,10 @@ def _speed_up(row: str, column: str) -> Ratio:
     return Ratio(Speed(**options, method=METHODS[column], k=int(k)), base, "images/s")
 
 
+def _difference(row: str, _: str) -> Difference:
+    return Difference(training=_accuracy(row, "ResNet-164, CIFAR-10"))
+
+
 EXPERIMENTS = (
     Experiment(
         name="dsp-table1",
@@ -71,5 +75,12 @@ EXPERIMENTS = (
         what="speed over BP",
         cells=tuple(Cell(*place, _speed_up(*place)) for place in tables()["dsp-table3"].cells()),
         quick=("ResNet-164* / *", "ResNet-101* / *"),
+    ),
+    Experiment(
+        name="dsp-fig4",
+        what="difference of the gradient from BP's",
+        cells=grid(tables()["dsp-fig4"], _difference, name=lambda column: column),
+        curve="{column} curve",
+        axis="‖g − ∇‖ over the number of parameters",
     ),
 )

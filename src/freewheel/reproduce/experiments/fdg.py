@@ -109,6 +109,7 @@ EXPERIMENTS = (
         seeds=3,
         statistic="median",
         curve="errors",
+        axis="test error, %",
         quick=("(a, b)* / K=[12]", "(c)*"),
     ),
 )

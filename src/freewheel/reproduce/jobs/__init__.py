@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from freewheel.reproduce.jobs._job import Context as Context, Job as Job
+from freewheel.reproduce.jobs.difference import Difference as Difference
 from freewheel.reproduce.jobs.ideal import Ideal as Ideal
 from freewheel.reproduce.jobs.memory import LayerMemory as LayerMemory, NetMemory as NetMemory
 from freewheel.reproduce.jobs.passes import Passes as Passes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -23,13 +23,14 @@ from freewheel.reproduce._files import write_json
 from freewheel.reproduce._networks import DIGITS, DIGITS_NET, ROWS, ROWS_NET, Net, Source
 from freewheel.reproduce.jobs._job import Context, Job, in_words, with_scale
 from freewheel.runtime import StageError
-from freewheel.trainer import EpochEnd, History, Trainer
+from freewheel.trainer import Callback, EpochEnd, History, Trainer
 
 # of a scaled-down training:
 QUICK_EPOCHS = 4
 QUICK_BATCH = 64
 QUICK_STEP_SIZES = 2
 QUICK_TARGET = 0.5
+Watch = Callable[[Trainer, Data], Callback]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +103,13 @@ class Training(Job):
         """Train, with every step size it chooses from."""
         recipe = self.recipe
         if not recipe.lr_grid:
-            return _Attempt(self, context, seed, context.folder).run()
+            return Attempt(self, context, seed, context.folder).run()
         found: dict[float, dict[str, Any]] = {}
         for lr in recipe.lr_grid:
             folder = None if context.folder is None else context.folder / f"lr-{lr:g}"
             attempt = replace(self, recipe=replace(recipe, lr=lr, lr_grid=()))
             within = replace(context, tell=partial(_with_step_size, context, lr))
-            found[lr] = _Attempt(attempt, within, seed, folder).run()
+            found[lr] = Attempt(attempt, within, seed, folder).run()
         best = max(found, key=lambda lr: found[lr]["validation"])
         return {**found[best], "lr": best, "validations": {str(lr): each["validation"] for lr, each in found.items()}}
 
@@ -121,11 +122,22 @@ def _with_step_size(context: Context, lr: float, text: str) -> None:
     context.tell(f"step size {lr:g}, {text}")
 
 
-class _Attempt:
-    """One training with one step size, which goes on from its last checkpoint."""
+class Attempt:
+    """One training with one step size, which goes on from its last checkpoint.
 
-    def __init__(self, job: Training, context: Context, seed: int, folder: Path | None) -> None:
+    Args:
+        job: The training.
+        context: Where it runs.
+        seed: Its seed.
+        folder: Where it leaves checkpoints and its measures.
+        watch: Makes a further callback for epochs.
+    """
+
+    def __init__(
+        self, job: Training, context: Context, seed: int, folder: Path | None, watch: Watch | None = None
+    ) -> None:
         self._job, self._context, self._seed, self._folder = job, context, seed, folder
+        self._watch = watch
 
     def run(self) -> dict[str, Any]:
         """The measures; those of an attempt that has ended are read from its folder."""
@@ -152,12 +164,13 @@ class _Attempt:
         )
         data = data if context.device == "cpu" else data.to(context.device)
         trainer = self._trainer(data)
+        watching = [self._watch(trainer, data)] if self._watch is not None else []
         try:
             history = self._ended(trainer) or trainer.fit(
                 data.train,
                 recipe.epochs,
                 validate=data.test,
-                callbacks=[self._tell, *recipe.callbacks()],
+                callbacks=[self._tell, *watching, *recipe.callbacks()],
                 progress=False,
                 save_to=self._checkpoints,
             )
