@@ -160,7 +160,7 @@ class Attempt:
             batch_size=recipe.batch_size,
             seed=self._seed,
             validation=recipe.validation,
-            augment=recipe.augment or None,
+            augment=recipe.augment,
         )
         data = data if context.device == "cpu" else data.to(context.device)
         trainer = self._trainer(data)
