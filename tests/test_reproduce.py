@@ -203,8 +203,8 @@ TINY = Recipe(
     batch_size=32,
     lr=0.05,
     momentum=0.9,
-    schedule=fw.recipes.Schedule(shape="multistep", milestones=(3,)),
 )
+STEPPED = replace(TINY, schedule=replace(fw.recipes.find("fdg").schedule, milestones=(3,)))
 FEW = replace(DIGITS, options=(("train_limit", 512), ("test_limit", 64)))
 TRAINING = Training(net=DIGITS_NET, source=FEW, recipe=TINY, method=fw.FDG(shrink=0.5), k=2)
 
@@ -227,7 +227,7 @@ class Heard(Watcher):
     ids=["delayed", "delayed, chosen step size", "not delayed"],
 )
 def test_an_interrupted_training_goes_on_to_the_same_result(run, tmp_path, method, k, grid):
-    recipe = replace(TINY, lr_grid=grid, validation=0.25 if grid else 0.0)
+    recipe = replace(STEPPED, lr_grid=grid, validation=0.25 if grid else 0.0)
     job = replace(TRAINING, method=method, k=k, recipe=recipe)
     of = experiment(Value(job, "last"))
     broken = run(of, watcher=Heard("epoch 2 of 5"))
@@ -245,7 +245,7 @@ def test_an_interrupted_training_goes_on_to_the_same_result(run, tmp_path, metho
 
 
 def test_the_step_size_is_chosen_on_held_out_samples():
-    recipe = replace(TINY, epochs=3, lr_grid=(1e-5, 0.1), validation=0.25, schedule=fw.recipes.Schedule())
+    recipe = replace(TINY, epochs=3, lr_grid=(1e-5, 0.1), validation=0.25)
     job = replace(TRAINING, method=fw.BP(), k=1, recipe=recipe)
     found = job.run(Context(), 0)
     assert found["lr"] == 0.1
@@ -256,7 +256,7 @@ def test_the_step_size_is_chosen_on_held_out_samples():
 
 def test_a_training_measures_what_plain_pytorch_does():
     """BP in one stage is a loop over the same batches."""
-    recipe = replace(TINY, epochs=2, schedule=fw.recipes.Schedule())
+    recipe = replace(TINY, epochs=2)
     found = replace(TRAINING, method=fw.BP(), k=1, recipe=recipe).run(Context(), 3)
     data = fw.data.load("digits", batch_size=32, seed=3, train_limit=512, test_limit=64)
     torch.manual_seed(3)
