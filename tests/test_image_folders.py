@@ -147,6 +147,20 @@ def test_without_augmentation_training_images_are_those_of_testing(tmp_path: Pat
     assert torch.equal(images, whole(loaded.test)[0][order])
 
 
+def test_held_out_images_are_cropped_as_those_of_testing(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    shutil.rmtree(tmp_path / "val")
+    shutil.copytree(tmp_path / "train", tmp_path / "val")
+    loaded = data.load("folder", root=tmp_path, size=20, workers=0, validation=0.4, batch_size=3)
+    assert loaded.validation is not None
+    assert (loaded.train.samples, loaded.validation.samples) == (5, 4)
+    images, labels = whole(loaded.validation, 2)
+    tested, classes = whole(loaded.test)
+    found = [[i for i in range(9) if torch.equal(image, tested[i])] for image in images]
+    assert [classes[i] for (i,) in found] == labels.tolist()
+    assert sorted([*labels.tolist(), *whole(loaded.train)[1].tolist()]) == classes.tolist()
+
+
 def test_limits_take_the_classes_in_turn_and_imagenet_has_a_folder_of_its_own(tmp_path: Path) -> None:
     write_folder(tmp_path / "imagenet")
     loaded = data.load("imagenet", root=tmp_path, size=8, workers=0, train_limit=4, test_limit=2)

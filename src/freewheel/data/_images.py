@@ -141,8 +141,9 @@ class FileLoader(Loader):
     def subset(self, rows: Tensor, *, like: Loader | None = None) -> FileLoader:
         """Return a loader of these files."""
         treated = like if isinstance(like, FileLoader) else self
-        chosen = {"paths": [self.files.paths[i] for i in rows], "labels": [self.files.labels[i] for i in rows]}
-        files = replace(self.files, random=treated.files.random, **chosen)
+        indexes: list[int] = rows.tolist()
+        paths, labels = [self.files.paths[i] for i in indexes], [self.files.labels[i] for i in indexes]
+        files = replace(self.files, paths=paths, labels=labels, random=treated.files.random)
         return FileLoader(files, workers=self.workers, device=self.device, **(like or self).options)
 
     def _read(self, epoch: int, order: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
