@@ -189,3 +189,19 @@ def test_predictors_with_norm_are_what_they_say(lag: int) -> None:
     close(list(run.heads[0].parameters()), predictor.weights)
     ours = [m for m in run.heads[0].modules() if isinstance(m, nn.BatchNorm2d)]
     close([t for m in ours for t in (m.running_mean, m.running_var)], [t for s in norms for t in (s.mean, s.var)])
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "built inside"])
+def test_a_call_that_is_only_tried_changes_no_running_statistics(known: bool) -> None:
+    """Before a stage is compiled or captured, it is called once more than there are batches."""
+    stages, (first, *_) = image_stages(2), images()
+    run = made(stages, fw.DGL(convs=1, norm=True))
+    run.fit([first])
+    stage = run._stages[0]
+    stage.auxiliary = stage.auxiliary if known else None
+    with stage.discards(), torch.enable_grad():
+        stage._plain_call(*first)
+    norms = [m for m in stage.head.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    assert len(norms) == 2
+    assert [int(m.num_batches_tracked) for m in norms] == [known] * 2
+    assert all(bool(m.running_mean.any()) == known for m in norms)
