@@ -137,7 +137,7 @@ def test_a_schedule_is_a_plain_loop_with_those_step_sizes(arguments, steps, tmp_
         (("--warmup-epochs", "3", "--warmup-lr", "0.01"), "--warmup-epochs 3 with --epochs 3: there would be nothing"),
         (("--warmup-epochs", "1", "--warmup-lr", "1"), "--warmup-lr 1 with --lr 0.05: a warm-up has the smaller"),
         (("--schedule-every", "week"), "unknown schedule_every 'week'"),
-        (("--recipe", "fgd"), "unknown recipe 'fgd': did you mean 'fdg'?"),
+        (("--recipe", "fgd"), "unknown recipe 'fgd': did you mean 'asyncfgd'?"),
         (("--recipe", "fdg", "--epochs", "0"), "--epochs=0: give 1 or more"),
         (("--recipe", "fdg", "--data", "cifar10"), "data set 'cifar10' is read from files: give --data-root"),
         (("--target", "90"), "--target 90: give an accuracy from 0 to 1, such as 0.9"),

@@ -106,7 +106,7 @@ def test_the_recipe_of_a_paper_that_suits():
     assert name("fdg") == name("fdg", data="cifar10") == "fdg"
     assert name("async-lu", model="lstm", data="imdb") == "async-lu-imdb"
     assert name("async-lu", model="digits-cnn", data="digits") == "async-lu"
-    with pytest.raises(ValueError, match="unknown recipe 'fgd': did you mean 'fdg'"):
+    with pytest.raises(ValueError, match="unknown recipe 'fgd': did you mean 'asyncfgd'"):
         fw.recipes.find("fgd")
 
 

@@ -166,7 +166,8 @@ def test_whole_numbers_travel_beside_what_is_learned():
         stages = [Beside(), Beside(), Last()]
         before = tensors(*stages)
         trainer(stages, row.make(3), runtime="threads").fit(batches(9))
-        assert not any(torch.equal(a, b) for a, b in zip(before, tensors(*stages))), row
+        pairs = zip(before, tensors(*stages))  # a norm that follows, in a head, takes a bias away
+        assert not any(torch.equal(a, b) for a, b in pairs if a.dim() > 1), row
 
 
 def test_running_statistics_count_every_batch_once():

@@ -361,7 +361,7 @@ HABITS = [
     Habit("parameter groups by name", named_groups, plain=loop_with_names),
     Habit("accumulation", accumulating, RACE, plain=loop_accumulating),
     Habit("a scheduler by batch", warm_restart, plain=loop_by_batch),
-    Habit("a scheduler by epoch", by_epoch, RACE, fit=for_three_epochs, plain=loop_by_epoch),
+    Habit("a scheduler by epoch", by_epoch, fit=for_three_epochs, plain=loop_by_epoch),
     Habit("a scheduler on a plateau", plateaus, RACE, fit=for_three_epochs, plain=loop_on_a_plateau),
     Habit("a number of steps", three, fit=nine_steps, plain=loop_of_nine_steps),
     Habit("an in-place first layer, watched", edited, fit=watched, plain=loop_edited),
