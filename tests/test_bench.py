@@ -62,9 +62,10 @@ def gradients_checked(batch_size, cut, rank, port):
 
 @exhaustive
 def test_every_schedule_of_torch_computes_the_gradient():
+    """Cut where a shortcut takes every second pixel: gloo sends contiguous tensors alone."""
     team = Team("torch pipelining", gradients_checked, ranks=2)
     try:
-        names = team.prepare(8, CUT, 1)
+        names = team.prepare(8, (33, 47), 1)
         assert {name.rpartition(",")[0] for name in names} == set(SCHEDULES)
         assert {name: team.turn(name, 1) for name in names if team.turn(name, 1) > 1e-4} == {}
     finally:

@@ -95,16 +95,17 @@ def _quarters(batch_size: int, rank: int) -> Cut:
 
 
 class _Unpacked(nn.Module):
-    """A stage that takes the values at the boundary as separate arguments, as torch passes them."""
+    """A stage that takes the values at the boundary as separate arguments, as torch passes them, and sends no views."""
 
     def __init__(self, stage: nn.Module, copies: bool) -> None:
         super().__init__()
         self.stage, self._copies = stage, copies
 
     def forward(self, *values: Tensor) -> Any:
-        """The stage's output, or a copy of it."""
+        """The stage's output, contiguous, or a copy of it."""
         out = self.stage(values[0] if len(values) == 1 else values)
-        return map_tensors(Tensor.clone, out) if self._copies else out
+        whole = map_tensors(Tensor.contiguous, out)  # a shortcut that takes every second pixel is not
+        return map_tensors(Tensor.clone, whole) if self._copies else whole
 
 
 class Scheduled:
