@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import freewheel as fw
+from freewheel.stage import Stage
+from freewheel.stage._packed import Gone
+from freewheel.stage._slots import fill, slots_of
 from reference import SGD, Reference
 from rows import OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
 from spread import rarely, spread
@@ -144,16 +150,62 @@ def test_a_callback_measures_what_a_stopped_training_does_then() -> None:
     assert same_bits(tensors(*fit.stages), tensors(*once))
 
 
+@pytest.mark.parametrize("measure", ["difference", "alignment"])
+def test_a_callback_does_not_touch_the_running_stages(measure: str) -> None:
+    """A thread may be in the middle of a backward: the weights of its modules are elsewhere then."""
+    fit, found = trainer(network(3), "pipemare", loss=WeightedLoss()), []
+    given = batches(6, seed=5)
+
+    def both(end: fw.EpochEnd) -> None:
+        for inside in (nullcontext, without_weights):
+            with ExitStack() as stack:
+                for stage in fit._stages:
+                    stack.enter_context(inside(stage))
+                if measure == "difference":
+                    found.append(fw.gradient_difference(fit, given, end))
+                else:
+                    found.append(fw.alignment(fit, given[0], end.stages))
+
+    fit.fit(batches(7), callbacks=[both])
+    assert found[0] == found[1]
+    assert found[0]
+
+
+@contextmanager
+def without_weights(stage: Stage) -> Iterator[None]:
+    places = slots_of(stage.module, stage.weights.live)
+    fill(places, [Gone()] * len(places))
+    try:
+        yield
+    finally:
+        fill(places, stage.weights.live)
+
+
+@pytest.mark.parametrize("what", ["evaluate", "predict", "alignment", "save"])
+def test_what_meets_the_running_stages_is_refused(what: str, tmp_path: Path) -> None:
+    fit = trainer(network(2), "fdg")
+    calls = {
+        "evaluate": lambda: fit.evaluate(batches(2)),
+        "predict": lambda: fit.predict(batches(2)),
+        "alignment": lambda: fw.alignment(fit, batches(1)[0]),
+        "save": lambda: fit.save(tmp_path),
+    }
+    with pytest.raises(RuntimeError, match=f"{what} while fit is running on this trainer: "):
+        fit.fit(batches(3), callbacks=[lambda end: calls[what]() and None])
+    calls[what]()
+
+
+class WeightedLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, out: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(out * self.factor, target)
+
+
 def test_a_loss_with_weights_and_frozen_layers_are_left_alone() -> None:
-    class Weighted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.factor = nn.Parameter(torch.tensor(2.0))
-
-        def forward(self, out: Tensor, target: Tensor) -> Tensor:
-            return F.cross_entropy(out * self.factor, target)
-
-    loss, made = Weighted(), network(3)
+    loss, made = WeightedLoss(), network(3)
     fit = trainer(made, fw.FDG(), loss=loss)
     fit.fit(batches(3))
     made[1][0][0].weight.requires_grad_(False)  # pyright: ignore

@@ -134,7 +134,7 @@ def test_a_trainer_runs_once_at_a_time():
     caught = []
 
     def again(end):
-        with pytest.raises(RuntimeError, match="fit is already running") as error:
+        with pytest.raises(RuntimeError, match="fit while fit is running on this trainer") as error:
             made.fit(batches(2))
         caught.append(error)
 

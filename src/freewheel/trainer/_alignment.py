@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from freewheel.methods import BP, Method
-from freewheel.stage import copied
+from freewheel.stage import copied, loss_of, without_loss
 from freewheel.trainer._trainer import Trainer
 
 
@@ -38,7 +38,9 @@ def alignment(trainer: Trainer, batch: tuple[Any, Any], stages: Sequence[nn.Modu
         >>> list(angles), angles["stages.1"]
         (['stages.0.0', 'stages.1'], 0.0)
     """
-    modules = trainer.stages if stages is None else list(stages)
+    if stages is None:
+        trainer._at_rest("alignment", "give it end.stages, the stages of the cut")
+    modules = [stage.module for stage in trainer._stages] if stages is None else list(stages)
     found, true = (_gradients(trainer, modules, method, batch) for method in (trainer.method, BP()))
     out: dict[str, float] = {}
     for name in true:
@@ -52,13 +54,13 @@ def _gradients(
     trainer: Trainer, modules: Sequence[nn.Module], method: Method, batch: tuple[Any, Any]
 ) -> dict[str, list[Tensor]]:
     """The gradients of one batch by the layer's name in the whole network."""
-    copies = copied(list(modules))
+    copies, loss = copied(([without_loss(module) for module in modules], loss_of(modules[-1], trainer.config.loss)))
     noted: dict[int, Tensor] = {}
     config = trainer.config
     one = Trainer(
         copies,
         method=method,
-        loss=config.loss,
+        loss=loss,
         optimizer=lambda parameters: _Notes(parameters, noted),
         runtime="simulate",
         seed=config.seed,

@@ -9,12 +9,12 @@ from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from freewheel.corrections import Gradients
 from freewheel.methods import Method, Pipeline
 from freewheel.runtime import Before
-from freewheel.stage import Stage, copied
+from freewheel.stage import Stage, copied, loss_of, without_loss
 from freewheel.trainer._callbacks import EpochEnd
 from freewheel.trainer._trainer import Trainer
 
@@ -83,7 +83,8 @@ def gradient_difference(
     states, before = _position(trainer, end)
     pipeline = trainer.method.over(trainer.config.replicas).pipeline(len(states))
     alike = Pipeline(delays=(0,) * len(states), micro=pipeline.micro, ahead=pipeline.ahead)
-    late, exact = (_copy(trainer, method, states) for method in (trainer.method, alike))
+    modules = [stage.module for stage in trainer._stages] if end is None else end.stages
+    late, exact = (_copy(trainer, modules, method, states) for method in (trainer.method, alike))
     late._before = before
     updates, found = [_noted(stage) for stage in late._stages], [_noted(stage) for stage in exact._stages]
     late.fit(batches, progress=False)
@@ -133,17 +134,17 @@ def _first(trainer: Trainer, batches: Sequence[Any]) -> int:
     return late
 
 
-def _copy(trainer: Trainer, method: Method, states: Sequence[Any]) -> Trainer:
-    """A trainer of copies of the stages and the loss, in these states."""
+def _copy(trainer: Trainer, modules: Sequence[nn.Module], method: Method, states: Sequence[Any]) -> Trainer:
+    """A trainer of copies of these stages and the loss, in these states."""
     config = trainer.config
-    modules, loss = copied((trainer.stages, config.loss))
+    own, loss = copied(([without_loss(module) for module in modules], loss_of(modules[-1], config.loss)))
     changed = {"runtime": "simulate", "method": method, "loss": loss, "check": False, "compile": False, "slow": None}
     if config.scheduler_every == "epoch":  # within an epoch it changes nothing
         changed["scheduler"] = None
-    copy = Trainer(modules, **{f.name: getattr(config, f.name) for f in fields(config)} | changed)
+    copy = Trainer(own, **{f.name: getattr(config, f.name) for f in fields(config)} | changed)
     kept = [stage.blueprint.kept for stage in trainer._stages]
     if any(kept):  # frozen parameters that the optimizers know
-        copy._stages = [replace(stage.blueprint, kept=own).build() for stage, own in zip(copy._stages, kept)]
+        copy._stages = [replace(stage.blueprint, kept=names).build() for stage, names in zip(copy._stages, kept)]
     for stage, state in zip(copy._stages, states, strict=True):
         stage.load(deepcopy(state))  # an optimizer holds on to what it loads
     return copy

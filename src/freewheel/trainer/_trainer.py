@@ -77,7 +77,7 @@ class Trainer:
             raise ValueError(
                 f"scheduler: ReduceLROnPlateau with {self.method.name}, which has no step size for an epoch"
             )
-        self._before, self._running = Before(), False
+        self._before, self._running, self._names = Before(), False, self._named()
         self._resumed: Checkpoint | None = None  # in the middle of a fit
         self.resumed_from: Path | None = None  # the checkpoint that it was last resumed from
         self._run = uuid.uuid4().hex  # tells its checkpoints from those of others
@@ -124,7 +124,7 @@ class Trainer:
 
     def _resume_from(self, checkpoint: Checkpoint) -> None:
         manifest, self.resumed_from = checkpoint.manifest, checkpoint.folder
-        loaded = checkpoint.load(self._stages, self._names)
+        loaded = checkpoint.load(self._stages, self._named())
         self._resumed = loaded if manifest.unfinished else None
         if self._resumed is not None:
             self.method.check_checkpoints(f"resume from {checkpoint.folder}")
@@ -147,8 +147,13 @@ class Trainer:
         """The epochs of the fit in whose middle this trainer was resumed; the next `fit` goes on with that one."""
         return None if self._resumed is None else self._resumed.position.epochs
 
-    @property
-    def _names(self) -> list[dict[str, str]]:
+    def _at_rest(self, what: str, instead: str) -> None:
+        """Refuse what meets the stages, while they run."""
+        if self._running:
+            raise RuntimeError(f"{what} while fit is running on this trainer: {instead}")
+
+    def _named(self) -> list[dict[str, str]]:
+        """For each stage, the names of its tensors in the whole network."""
         return full_names(self._model, [stage.module for stage in self._stages])
 
     def save(self, path: str | Path) -> None:
@@ -156,8 +161,7 @@ class Trainer:
 
         Under `torchrun` every process may call it; rank 0 writes.
         """
-        if self._running:
-            raise RuntimeError("save while fit is running: give fit save_to and save_every, which save as it goes on")
+        self._at_rest("save", "give fit save_to and save_every, which save as it goes on")
         if self._resumed is not None:
             raise RuntimeError(
                 "save of a trainer that was resumed in the middle of a fit: call fit first, to go on with it"
@@ -176,7 +180,7 @@ class Trainer:
             epochs_before=self._before.epochs,
         )
         leads = self._runtime.leads
-        return CheckpointWriter(folder=folder, every=every, names=self._names, manifest=manifest, completes=leads)
+        return CheckpointWriter(folder=folder, every=every, names=self._named(), manifest=manifest, completes=leads)
 
     @property
     def stages(self) -> list[nn.Module]:
@@ -203,6 +207,7 @@ class Trainer:
 
     def evaluate(self, loader: Iterable[Any]) -> Score:
         """Compute the loss and the metric on a loader, in eval mode; nothing is changed."""
+        self._at_rest("evaluate", "give fit validate, or score end.model() in a callback")
         with intra_op_threads(self._setup.threads):
             return evaluate(self.stages, loader, self.config)
 
@@ -211,6 +216,7 @@ class Trainer:
 
         The loader gives inputs, or what `fit` takes; targets are not used.
         """
+        self._at_rest("predict", "use end.model() in a callback")
         with intra_op_threads(self._setup.threads):
             return predict(self.stages, loader, self.config)
 
@@ -273,14 +279,13 @@ class Trainer:
             )
         if request.batch_callbacks:
             self.method.check_batch_callbacks()
-        if self._running:
-            raise RuntimeError("fit is already running on this trainer: wait for it, or make another trainer")
+        self._at_rest("fit", "wait for it, or make another trainer")
         trained = self._before.epochs
         self._setup.options.credit.check_epochs(self._stages, range(trained, trained + epochs))
         for stage in self._stages:
             stage.check()
         warn_of_epochs(self._stages, request)
-        writer = self._start_writing(request)
+        writer, self._names = self._start_writing(request), self._named()
         resumed, self._resumed = self._resumed, None
         self._running = True
         try:
