@@ -104,7 +104,7 @@ class DecayStage(Stage):
         self._known = to_device(pending["known"], self.device)
 
 
-# -- a correction, as in docs/extending.md ---------------------------------------------------------------------------
+# -- a correction, as in docs/guides/extending.md ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

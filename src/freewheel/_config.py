@@ -32,7 +32,7 @@ class RunConfig:
 
     Args:
         method: A method, or its name: `fw.FDG(shrink=0.5)`, `"fdg"`, `fw.Pipeline(delays=(2, 0))`. Racing methods on
-            shared weights (`"async-lu"`) treat the stages as one network: see docs/shared-memory.md.
+            shared weights (`"async-lu"`) treat the stages as one network: see docs/guides/shared-memory.md.
         loss: Maps the last stage's output and the target to the mean loss over the batch.
         optimizer: A factory called with each stage's parameters; or a dict of factories by stage. A factory whose
             argument is called `named_parameters` gets pairs of a parameter's name in the network and the parameter.
@@ -48,7 +48,8 @@ class RunConfig:
         clip: The largest gradient norm.
         clip_scope: Whether that norm is over a `stage` or `global` (synchronous methods only).
         autocast: `torch.bfloat16` runs forwards in it.
-        compile: Whether to compile the stages by Inductor, once for each shape of their inputs; see docs/compile.md.
+        compile: Whether to compile the stages by Inductor, once for each shape of their inputs; see
+            docs/guides/compile.md.
         inputs: The key or position of the input in what the loader gives, where that is a dict or a longer tuple; a
             list of them makes the input a tuple.
         targets: Likewise of the target.
@@ -64,9 +65,9 @@ class RunConfig:
             NCCL between different GPUs, else shared memory on one host.
         interface: The network interface of gloo's sockets, such as `eth0`; loopback by default on one host.
         replicas: Copies of the pipeline that learn together, each from its own shard of every batch; see
-            docs/replicas.md.
+            docs/guides/replicas.md.
         check: Whether to compare, on copies and a few samples of the first batch of each fit, what the stages compute
-            with what the network computes as a whole; see docs/check.md.
+            with what the network computes as a whole; see docs/guides/check.md.
         slow: Simulated stragglers: `{1: (0.3, 0.5)}` makes 30 % of the batches take 50 % longer at stage 1, drawn from
             the seed; never changes the result.
     """

@@ -104,7 +104,7 @@ class Trainer:
 
     @classmethod
     def resume(cls, path: str | Path, stages: Sequence[nn.Module], **arguments: Any) -> Trainer:
-        """A trainer that goes on from a checkpoint: see docs/checkpoints.md.
+        """A trainer that goes on from a checkpoint: see docs/guides/checkpoints.md.
 
         Where the checkpoint was saved in the middle of a fit, the next `fit`, with the same loader and the same number
         of epochs, goes on with that one, to the same bits as if nothing had happened. Batches in flight can only be
