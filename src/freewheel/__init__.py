@@ -63,6 +63,7 @@ from freewheel.runtime import RUNTIMES as RUNTIMES, LostError as LostError, Stag
 from freewheel.split import Stages as Stages, split as split
 from freewheel.stage import Recurrent as Recurrent
 from freewheel.tangents import DISTRIBUTIONS as DISTRIBUTIONS, Distribution as Distribution, Transfer as Transfer
+from freewheel.trace import Trace as Trace, TraceEvent as TraceEvent
 from freewheel.trainer import (
     BatchEnd as BatchEnd,
     CSVLogger as CSVLogger,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
+
+import torch
 
 from freewheel._config import RunConfig
 from freewheel._errors import of_type, one_of, whole_number
@@ -62,6 +64,14 @@ class Method(ABC):
 
     def check_batch_callbacks(self) -> None:  # noqa: B027
         """Reject callbacks for batches."""
+
+    @property
+    def rows(self) -> Sequence[str] | None:
+        """The rows of a trace; None for one for each stage."""
+        return None
+
+    def check_trace(self, devices: Iterable[torch.device]) -> None:  # noqa: B027
+        """Reject a trace of stages on these devices."""
 
     def check_checkpoints(self, what: str) -> None:  # noqa: B027
         """Reject checkpoints during a fit; `what` names the request."""

@@ -16,6 +16,7 @@ from freewheel.racing._interleaving import CALLER, Exchange, Interleaving
 from freewheel.racing._pool import Pool, WorkerGroups
 from freewheel.racing._worker import Report, Worker
 from freewheel.runtime import PREFETCH, SHUTDOWN_SECONDS, Batch, ClosedError, Run
+from freewheel.trace import tracer_for
 
 
 class Queue(Protocol):
@@ -69,6 +70,8 @@ class LocalPool(Pool):
     @contextmanager
     def running(self) -> Iterator[None]:
         """Context in which the threads run."""
+        for row, (worker, _) in enumerate(self.workers):
+            worker.tracer = tracer_for(row, 0, torch.device("cpu"), self.run.spec.trace)
         self._threads = [self._thread(*each) for each in self.workers]
         for thread in self._threads:
             thread.start()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+
+import torch
 
 from freewheel._config import RunConfig
 from freewheel._cores import intra_op_threads
@@ -104,6 +106,17 @@ class Racing(Method):
         raise ValueError(
             f"batch_callbacks with {self.name}: its batches end in no fixed order; use callbacks, for whole epochs"
         )
+
+    @property
+    def rows(self) -> Sequence[str]:
+        """The workers."""
+        return self.worker_names
+
+    def check_trace(self, devices: Iterable[torch.device]) -> None:
+        """Refuse GPUs, where a worker's computation ends long after it was launched."""
+        for device in devices:
+            if device.type == "cuda":
+                raise ValueError(f"trace with {self.name} on {device}: races are traced on a CPU only; leave it out")
 
     def check_checkpoints(self, what: str) -> None:
         """Refuse checkpoints in the middle of a fit."""

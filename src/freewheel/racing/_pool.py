@@ -164,6 +164,7 @@ class Pool(ABC):
                 layers=layers,
             )
             snapshots.append(snapshot)
+        snapshots[0].recordings = tuple(recording for report in reports for recording in report.recordings)
         waits = [count.waits / max(1, count.finished) for count in counts]
         times = Tally.total(report.tally for report in reports).times(waits, self.ideal_speedup, self.interleaving.unit)
         return Cut(self._done, tuple(snapshots), time.perf_counter(), times)

@@ -61,6 +61,7 @@ from freewheel.runtime import (
     worker_name,
 )
 from freewheel.stage import Blueprint
+from freewheel.trace import tracer_for
 
 QUEUED = 2  # batches that a worker has been sent: one in progress, one pending
 HUNG_UP = (EOFError, BrokenPipeError, ConnectionResetError)  # the other end of a connection has gone
@@ -259,6 +260,7 @@ class _ProcessWorker:
         name = spec.groups.names()[spec.index]
         self._stepper = Stepper(stages_on(spec.blueprints, aliased(modules)), trainers, self._layers, shared=False)
         self.worker = Worker(name, spec.index, self._layers, self._interleaving, weights, self._stepper)
+        self.worker.tracer = tracer_for(spec.index, 0, torch.device("cpu"), spec.run.trace)
         self._batch_pass = BatchPass(stages, self._layers, spec.run.before)
 
     def train(self, batch: Batch | None) -> None:

@@ -21,6 +21,7 @@ from freewheel.racing._memory import Layer, Stepper, aliased
 from freewheel.racing._times import Spans, Tally
 from freewheel.runtime import NOT_FINITE, Batch, Before, ClosedError, StageError
 from freewheel.stage import SeededDraws, Stage
+from freewheel.trace import Recording, Tracer
 
 
 class LayerCount(NamedTuple):
@@ -40,6 +41,7 @@ class Report(NamedTuple):
     losses: list[tuple[int, Tensor, int]]  # batch, loss, size
     busy: float  # seconds
     tally: Tally
+    recordings: tuple[Recording, ...] = ()  # of its computations, if they are traced
 
 
 def total(counts: Iterable[Sequence[LayerCount]]) -> list[LayerCount]:
@@ -175,6 +177,7 @@ class Worker:
     ) -> None:
         self.name, self.interleaving, self.stepper = name, interleaving, stepper
         self._index, self._layers, self._copy, self._others = index, layers, copy, others
+        self.tracer = Tracer()
         self.where = ""  # where it failed, in the words of the error
         self._doing: tuple[Op, int, Layer | None] = Op.FORWARD, 0, None
         self._start_counts()
@@ -187,7 +190,7 @@ class Worker:
 
     def report(self) -> Report:
         """Return what it has counted, and start counting anew."""
-        report = Report(self._counts, self._losses, self._busy, self._tally)
+        report = Report(self._counts, self._losses, self._busy, self._tally, self.tracer.take())
         self._start_counts()
         return report
 
@@ -248,9 +251,11 @@ class Worker:
         count = self._counts[i]
         self._counts[i] = count._replace(started=count.started + 1)
         spans.use(layer)
+        self.tracer.begin(Op.UPDATE.value, number)
         with batch_pass.stream(), self._copy.locks.updating(i):
             gap = self._copy.changes.of(i) - batch_pass.seen[i]
             self.stepper.update(layer, batch_pass.take(layer), number, batch_pass.epoch)
+        self.tracer.end()
         self._copy.changes.add(self._index, i)
         count = self._counts[i]
         self._counts[i] = count._replace(
@@ -279,6 +284,7 @@ class Worker:
         """Context of computation: its time counts as busy, and an error in it names the worker and the layer."""
         started = time.perf_counter()
         self._doing = op, batch, None
+        self.tracer.begin(op.value, batch)
         try:
             yield
         except (ClosedError, ReplayError):
@@ -287,4 +293,5 @@ class Worker:
             op, batch, layer = self._doing
             self.where = f", {self.name}" if layer is None else f", {self.name}, layer {layer.name!r},"
             raise StageError(0 if layer is None else layer.stage, Action(op, batch, 0), error, self.where) from error
+        self.tracer.end()
         self._busy += time.perf_counter() - started

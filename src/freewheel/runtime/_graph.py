@@ -29,9 +29,10 @@ from freewheel.runtime._repeat import RepeatingFeed, Script
 from freewheel.runtime._run import Cut, LocalRun, Outcome, Run
 from freewheel.runtime._runtime import Runtime
 from freewheel.runtime._simulate import Stepper, take_turns
+from freewheel.runtime._traced_script import ScriptTracer
 from freewheel.runtime._wiring import input_name
 from freewheel.runtime._world import Wire
-from freewheel.stage import Blueprint, Launcher
+from freewheel.stage import Blueprint, Launcher, Stage
 
 
 class Graphs(Runtime):
@@ -74,6 +75,9 @@ class Graphs(Runtime):
             script.do(torch.cuda.set_stream, launchers[stepper.interpreter.stage.index].stream)
             return stepper.advance()
 
+        def tracer(stage: Stage) -> ScriptTracer | None:
+            return None if run.spec.trace is None else ScriptTracer(stage, run.spec.trace, script)
+
         def distribute(batch: Batch) -> None:
             run.distribute(batch, local.channels)
 
@@ -100,7 +104,7 @@ class Graphs(Runtime):
         feed = RepeatingFeed(run.feed, script, begin, torch.cuda.set_stream, distribute, skip, enabled=may_repeat(run))
         try:
             with run.begun() as stages, intra_op_threads(run.threads):
-                local = LocalRun(run, stages, channel, feed)
+                local = LocalRun(run, stages, channel, feed, tracer)
                 for launcher, interpreter in zip(launchers, local.interpreters):
                     launcher.connect(interpreter.inputs, interpreter.targets, interpreter.add_loss)
                 stopped_at = take_turns(run, local, advance, on_cut)

@@ -27,6 +27,7 @@ from freewheel.runtime._spec import RunSpec
 from freewheel.runtime._straggler import Straggler
 from freewheel.runtime._wiring import input_name, links_of, target_name
 from freewheel.stage import Stage, Verbs, lead, load_buffers
+from freewheel.trace import Recording, Tracer, tracer_for
 
 NOT_FINITE = "lower the learning rate, clip gradients (clip=1.0), or look for broken values in the data"
 
@@ -47,6 +48,7 @@ class Snapshot:
     step: bool = False  # whether it is the report of one update, with the loss of that batch alone
     norm: Tensor | None = None  # of the gradient, for a report
     layers: dict[str, tuple[int, int, float, int, float]] = field(default_factory=dict)  # of races: `LayerUpdates`
+    recordings: tuple[Recording, ...] = ()  # what has been traced
 
     @property
     def counts(self) -> Counts:
@@ -63,6 +65,7 @@ class Interpreter:
         ends: The stage's ends of wires, by name; others are ignored.
         spec: The options of the run.
         on_snapshot: Called with this stage's snapshot at every cut.
+        tracer: Records what the stage does; by default as `spec` asks for.
     """
 
     def __init__(
@@ -72,8 +75,10 @@ class Interpreter:
         ends: Mapping[str, Any],
         spec: RunSpec,
         on_snapshot: Callable[[Snapshot], None],
+        tracer: Tracer | None = None,
     ) -> None:
         self.stage, self._feed, self._spec, self._on_snapshot = stage, feed, spec, on_snapshot
+        self._tracer = tracer or tracer_for(stage.index, stage.replica, stage.device, spec.trace)
         self._writer = spec.writer
         stage.retains, stage.measures = spec.writer is not None, spec.norms
         self.inputs = ends[input_name(stage.replica)] if stage.index == 0 else None
@@ -108,7 +113,10 @@ class Interpreter:
         """The stage's stream, for as many batches as the feed announces."""
         if self._spec.checkpoint is not None:
             return self._resume(self._spec.checkpoint)
-        return stream(self._schedule, self.stage.index, self._feed.numbers())
+        return stream(self._schedule, self.stage.index, self._numbers())
+
+    def _numbers(self, number: int = 0) -> Iterator[int]:
+        return self._tracer.numbers(self._feed.numbers(number))
 
     def _resume(self, checkpoint: Checkpoint) -> Iterator[Action]:
         """The rest of a stream after a checkpoint; everything in flight is restored first."""
@@ -120,13 +128,13 @@ class Interpreter:
         self._losses.restore(batches, losses, later)
         if snapshot.pending is None:
             stage.epoch = snapshot.epoch
-            yield from stream(schedule, stage.index, self._feed.numbers(batches))
+            yield from stream(schedule, stage.index, self._numbers(batches))
             return
         stage.restore(snapshot.pending)
         self._seen = snapshot.seen
         self._resend.extend(stage.decode(message) for _, _, message in snapshot.sent)
         yield from (Action(Op(f"{letter}>"), batch, None, micro) for letter, (batch, micro), _ in snapshot.sent)
-        yield from rest(schedule, stage.index, batches, self._feed.numbers(batches - 1))
+        yield from rest(schedule, stage.index, batches, self._numbers(batches - 1))
 
     def ready(self, action: Action) -> bool:
         """Whether `execute` would not wait."""
@@ -147,10 +155,12 @@ class Interpreter:
 
     def execute(self, action: Action) -> None:
         """Execute one action."""
-        op, batch, _, micro = action
+        op, batch, version, micro = action
         unit = batch, micro or 0
         if not op.is_compute:
+            self._tracer.begin(op.value, *unit)
             self._exchange(op, unit)
+            self._tracer.end()
             if self.stage.losses:
                 self._losses.note(batch + self._skipped)
             return
@@ -158,6 +168,7 @@ class Interpreter:
             self._fetch(batch)
         started = time.perf_counter()
         self.doing = action, started
+        self._tracer.begin(op.value, *unit, self._version(op, version))
         try:
             if op is Op.UPDATE:
                 self._count_update(batch)
@@ -168,12 +179,19 @@ class Interpreter:
             raise StageError(self.stage.index, action, error, replica=replica) from error
         if self._straggler is not None:
             self._straggler.hold_up(batch, started)
+        self._tracer.end()
         self.doing = None
         if self.stage.losses:
             self._losses.note(batch + self._skipped)
         self._busy += time.perf_counter() - started
         if op is Op.UPDATE:
             self._after(batch)
+
+    def _version(self, op: Op, planned: int | None) -> int | None:
+        """The version of the weights that a computation sees; between forward and update it is that of the plan."""
+        if op in (Op.FORWARD, Op.UPDATE):
+            return self.stage.version + self._skipped
+        return None if planned is None else planned + self._skipped
 
     def _exchange(self, op: Op, unit: Unit) -> None:
         """Send or receive one message."""
@@ -201,6 +219,7 @@ class Interpreter:
     def skip(self, batches: int) -> None:
         """Count batches that were launched without being interpreted, as those interpreted before them."""
         self._skipped += batches
+        self._tracer.skipped += batches
         self._gaps += batches * self._gap
         self._updates += batches
         self.stage.shift(batches)
@@ -258,7 +277,10 @@ class Interpreter:
         stage = self.stage
         copy = stage.state() if (self._spec.states or state) and stage.replica == 0 else None
         counts = self._busy, self._gaps, self._losses.take(until)
-        taken = Snapshot(stage.index, batches, *counts, copy, self._updates, replica=stage.replica)
+        recordings = self._tracer.take(whole=until is None)
+        taken = Snapshot(
+            stage.index, batches, *counts, copy, self._updates, replica=stage.replica, recordings=recordings
+        )
         self._busy, self._gaps, self._updates = 0.0, 0, 0
         return taken
 

@@ -15,6 +15,9 @@ from freewheel.runtime._interpreter import Interpreter, Snapshot
 from freewheel.runtime._spec import RunSpec
 from freewheel.runtime._wiring import ANNOUNCE, SNAPSHOT
 from freewheel.stage import Stage
+from freewheel.trace import Recording
+
+ENCODED = ("losses", "sizes", "saved", "recordings", "last")  # what travels in another form
 
 
 class RemoteFeed:
@@ -65,12 +68,14 @@ def encode_snapshot(snapshot: Snapshot, *, last: bool = False) -> dict[str, Any]
         "losses": torch.stack([loss for loss, _ in losses]).cpu() if losses else None,
         "sizes": torch.tensor([size for _, size in losses]),
         "saved": [list(file) for file in snapshot.saved],
+        "recordings": [recording.encode() for recording in snapshot.recordings],
         "last": last,
     }
 
 
 def decode_snapshot(tree: dict[str, Any]) -> Snapshot:
     """The snapshot that `encode_snapshot` encoded."""
-    fields = {name: value for name, value in tree.items() if name not in ("losses", "sizes", "saved", "last")}
+    fields = {name: value for name, value in tree.items() if name not in ENCODED}
     losses = [] if tree["losses"] is None else list(zip(tree["losses"].unbind(), tree["sizes"].tolist()))
-    return Snapshot(**fields, losses=losses, saved=tuple(File(*file) for file in tree["saved"]))
+    saved, recordings = (File(*file) for file in tree["saved"]), map(Recording.decode, tree["recordings"])
+    return Snapshot(**fields, losses=losses, saved=tuple(saved), recordings=tuple(recordings))

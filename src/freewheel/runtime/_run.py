@@ -20,6 +20,7 @@ from freewheel.runtime._spec import RunSpec
 from freewheel.runtime._wiring import PREFETCH, close_all, depth_of, input_name, stage_wires, target_name
 from freewheel.runtime._world import Wire
 from freewheel.stage import Blueprint, Stage
+from freewheel.trace import Tracer
 
 if TYPE_CHECKING:
     from freewheel.racing import RaceTimes
@@ -143,6 +144,7 @@ def _merged(snapshots: Sequence[Snapshot]) -> Snapshot:
         busy=sum(each.busy for each in snapshots) / len(snapshots),
         losses=[loss for each in snapshots for loss in each.losses],
         saved=tuple(file for each in snapshots for file in each.saved),
+        recordings=tuple(recording for each in snapshots for recording in each.recordings),
     )
 
 
@@ -155,6 +157,7 @@ class LocalRun:
         stages: Sequence[Stage],
         channel: Callable[[Wire], Channel] = lambda wire: Channel(wire.capacity),
         feed: RepeatingFeed | None = None,
+        tracer: Callable[[Stage], Tracer | None] = lambda stage: None,
     ) -> None:
         self.run = run
         # One replica runs ahead of another by at most the delay; where one thread runs all, none may wait for that.
@@ -163,7 +166,7 @@ class LocalRun:
         self.channels = {wire.name: channel(wire) for wire in wires}
         self._feed = feed or run.feed
         known = self._feed, self.channels, run.spec, run.collect
-        self.interpreters = [Interpreter(stage, *known) for stage in stages]
+        self.interpreters = [Interpreter(stage, *known, tracer(stage)) for stage in stages]
 
     def deliver(self) -> bool:
         """Distribute the next batch of the feed; return False when there is none."""

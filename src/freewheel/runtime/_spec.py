@@ -28,6 +28,7 @@ class RunSpec:
     checkpoint: Checkpoint | None  # the one to resume from
     steps: bool = False  # whether each stage reports every update
     norms: bool = False  # with the norm of its gradient
+    trace: range | None = None  # the batches whose actions are recorded
     settings: TorchSettings = field(default_factory=TorchSettings.current)  # of the caller
 
     @property

@@ -37,6 +37,7 @@ from freewheel.runtime import (
     seeded,
 )
 from freewheel.stage import Stage, copied, load_tensors
+from freewheel.trace import Recording, Trace
 from freewheel.trainer._callbacks import BatchEnd, EpochEnd, Position, StageSequence, asks_to_stop
 from freewheel.trainer._evaluate import evaluate
 from freewheel.trainer._history import Epoch, History, LayerUpdates, mean_loss
@@ -44,6 +45,7 @@ from freewheel.trainer._progress import ProgressBar
 from freewheel.trainer._request import FitRequest
 from freewheel.trainer._settings import Settings
 from freewheel.trainer._setup import Setup
+from freewheel.trainer._tracing import recorded, traced_facts
 
 
 class Fit:
@@ -72,7 +74,9 @@ class Fit:
             checkpoint=resumed,
             steps=bool(request.batch_callbacks),
             norms=bool(request.batch_callbacks) and request.gradient_norms,
+            trace=request.trace,
         )
+        self._recordings: list[Recording] = []
         start = self._spec.start
         self._silent = not RUNTIMES[setup.config.runtime].leads
         shown = False if self._silent else request.progress
@@ -145,6 +149,7 @@ class Fit:
 
     def _epoch_end(self, cut: Cut) -> bool:
         """Score and record an epoch, and call the callbacks; return whether one of them ends the training."""
+        self._recordings += recorded(cut)
         record = _record(cut, self._history, since=self._since)
         if not math.isfinite(record.loss):  # on a CPU the batch itself is refused; elsewhere looking would hold it up
             raise FloatingPointError(f"the mean loss of epoch {record.epoch + 1} is {record.loss}: {NOT_FINITE}")
@@ -179,7 +184,7 @@ class Fit:
                 stage.load(snapshot.state)
         history, feed = self._history, self._feed
         history.stopped, history.interrupted = stopped is not None, feed.stopped
-        finished = self._finished(outcome)
+        finished = replace(self._finished(outcome), trace=self._traced(outcome))
         if self._writer:
             assert outcome.rest is not None
             counts, epochs = [snapshot.counts for snapshot in outcome.rest.snapshots], self._request.epochs
@@ -210,6 +215,13 @@ class Fit:
         if outcome.stopped_at is None and rest is not None and rest.snapshots[-1].losses:
             epochs.append(replace(_record(rest, self._history, since=self._since), complete=False))
         return History(epochs=epochs, interrupted=self._feed.stopped, stopped=outcome.stopped_at is not None)
+
+    def _traced(self, outcome: Outcome) -> Trace | None:
+        """What the stages have done, if that was recorded."""
+        if self._request.trace is None:
+            return None
+        recordings = [*self._recordings, *(recorded(outcome.rest) if outcome.rest else ())]
+        return Trace.of(recordings, traced_facts(self._setup))
 
 
 def _prefetcher(setup: Setup, loader: Iterable[Any], first: int) -> Prefetcher:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from freewheel._numbers import read
 from freewheel.racing import RaceTimes as RaceTimes
+from freewheel.trace import Trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,7 @@ class History:
     epochs: list[Epoch] = field(default_factory=list)
     interrupted: bool = False
     stopped: bool = False
+    trace: Trace | None = field(default=None, repr=False, compare=False)  # if `fit` was asked for it
 
     @property
     def losses(self) -> list[float]:
@@ -106,8 +108,10 @@ class History:
         return self.epochs[-1].batches if self.epochs else 0
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain numbers, lists and dicts, ready for JSON."""
-        return asdict(self)
+        """The same as plain numbers, lists and dicts, ready for JSON; a trace has a file of its own."""
+        found = asdict(replace(self, trace=None))
+        del found["trace"]
+        return found
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> History:

@@ -28,6 +28,7 @@ class FitRequest:
     progress: bool | None
     save_to: str | Path | None
     save_every: object
+    trace: range | None = None  # the batches whose actions are recorded
 
     def __post_init__(self) -> None:
         _check_modes()

@@ -31,6 +31,8 @@ def fit_by_epochs(fit: Callable[[FitRequest], History], stages: Sequence[Stage],
         raise ValueError(
             "save_to with ReduceLROnPlateau: it trains epoch by epoch; call trainer.save between fits of your own"
         )
+    if request.trace is not None:
+        raise ValueError("trace with ReduceLROnPlateau: it trains epoch by epoch; trace a fit with another scheduler")
     whole = History()
     for _ in range(request.epochs):
         before = History(epochs=list(whole.epochs))

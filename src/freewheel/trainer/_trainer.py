@@ -31,6 +31,7 @@ from freewheel.plan import Plan
 from freewheel.runtime import RUNTIMES, Before, RuntimeChoice
 from freewheel.split import Stages
 from freewheel.stage import retrained, without_loss
+from freewheel.trace import traced_batches
 from freewheel.trainer._callbacks import BatchCallback, Callback, StageSequence
 from freewheel.trainer._evaluate import evaluate, predict
 from freewheel.trainer._fit import Fit
@@ -233,6 +234,7 @@ class Trainer:
         progress: bool | None = None,
         save_to: str | Path | None = None,
         save_every: Every | None = None,
+        trace: bool | range = False,
     ) -> History:
         """Trains for a number of passes over the loader, and returns what happened.
 
@@ -253,6 +255,8 @@ class Trainer:
             save_to: A folder for checkpoints, of which the last two are kept; one is saved at the end, too.
             save_every: After how many batches one is saved; `epoch`, the default, for the end of each. The pipeline
                 does not drain for it, and no stage waits for another.
+            trace: Whether `history.trace` has what every stage has done, and when; or the numbers of the batches for
+                which it has that. Under `torchrun` rank 0 has it.
         """
         request = FitRequest(
             loader=loader,
@@ -265,6 +269,7 @@ class Trainer:
             progress=progress,
             save_to=save_to,
             save_every=save_every,
+            trace=traced_batches(trace),
         )
         if waits_for_plateau(self._stages):
             return fit_by_epochs(self._fit, self._stages, request)
@@ -279,6 +284,8 @@ class Trainer:
             )
         if request.batch_callbacks:
             self.method.check_batch_callbacks()
+        if request.trace is not None:
+            self.method.check_trace(stage.device for stage in self._stages)
         self._at_rest("fit", "wait for it, or make another trainer")
         trained = self._before.epochs
         self._setup.options.credit.check_epochs(self._stages, range(trained, trained + epochs))
