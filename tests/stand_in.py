@@ -7,6 +7,7 @@ streams tell what a GPU might do in another order.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -58,11 +59,20 @@ def synchronize(device=None):
 
 
 class Event:
-    def __init__(self):
-        self.clock = Clock()
+    def __init__(self, enable_timing=False):
+        self.clock, self.time = Clock(), 0.0
 
     def record(self, stream=None):
-        self.clock = dict((stream or Stream.current).clock)
+        self.clock, self.time = dict((stream or Stream.current).clock), time.perf_counter()
+
+    def elapsed_time(self, other):
+        return 1e3 * (other.time - self.time)
+
+    def query(self):
+        return True
+
+    def synchronize(self):
+        pass
 
 
 class CUDAGraph:
@@ -112,8 +122,8 @@ class Races(TorchDispatchMode):
             return
         storage, stream = leaf.untyped_storage(), Stream.current
         _, wrote, read = self._memory.setdefault(storage.data_ptr(), (storage, {}, {}))
-        for number, time in [*wrote.items(), *(read.items() if write else ())]:
-            if stream.clock.get(number, 0) < time:
+        for number, reached in [*wrote.items(), *(read.items() if write else ())]:
+            if stream.clock.get(number, 0) < reached:
                 kind = "writes" if write else "reads"
                 self.found.append(f"{name} {kind} {tuple(leaf.shape)} in stream {stream.number}, used in {number}")
         if write:

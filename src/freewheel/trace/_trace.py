@@ -110,7 +110,7 @@ class Trace:
         to them. `data` is the loader, `other` the rest: Python, copies of messages, and under `simulate` the turns of
         other stages.
         """
-        spent = [dict.fromkeys(SHARES, 0.0) for _ in range(self.stages)]
+        spent: list[dict[str, float]] = [dict.fromkeys(SHARES, 0.0) for _ in range(self.stages)]
         covered: dict[tuple[int, int], float] = {}  # by stage and replica, the time until which one action has lasted
         for event in self.events:
             key = event.stage, event.replica
