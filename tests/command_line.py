@@ -29,7 +29,13 @@ class Result:
 def freewheel(*arguments: str, columns: int = 120) -> Result:
     """What `freewheel ARGUMENTS` prints, and its exit code."""
     out, err = io.StringIO(), io.StringIO()
-    env = {"XDG_CACHE_HOME": CACHE, **os.environ, **TERMINAL, "COLUMNS": str(columns)}
+    env = {
+        "XDG_CACHE_HOME": CACHE,
+        "FREEWHEEL_RUNS": os.path.join(CACHE, "runs"),
+        **os.environ,
+        **TERMINAL,
+        "COLUMNS": str(columns),
+    }
     with patch.dict(os.environ, env), redirect_stdout(out), redirect_stderr(err):
         code = command_line(arguments)
     return Result(code, out.getvalue(), err.getvalue())

@@ -18,7 +18,7 @@ from freewheel.cli._train_options import TrainOptions
 from spread import rarely
 from test_cli_train import good, run
 
-BRIEF = ("--epochs", "2", "--limit", "200", "--no-compare", "-q")
+BRIEF = ("--epochs", "2", "--limit", "200", "--no-compare", "-q", "--no-run")
 
 
 def digest(file: Path) -> str:
@@ -56,7 +56,7 @@ def test_a_run_is_repeated_by_the_config_that_it_writes(name: str, tmp_path: Pat
     monkeypatch.setattr("freewheel.cli._settings.cores", lambda: 1)  # on another machine
     monkeypatch.setattr("freewheel.cli._settings.share", lambda _: 7)
     config = tmp_path / "first.config.toml"
-    good("--config", str(config), "--no-compare", "-q", "--save", str(second))
+    good("--config", str(config), "--no-compare", "-q", "--no-run", "--save", str(second))
     assert digest(second) == digest(first)
     assert options_in(tmp_path / "second.config.toml") == options_in(config)
 
@@ -87,13 +87,17 @@ def test_resolving_twice_changes_nothing():
 
 
 def test_where_it_is_written(tmp_path: Path):
-    """Where it is asked for, beside the files of the run, or in the cache folder."""
+    """Where it is asked for, in the folder of the run, beside its files, or in the cache folder."""
     for arguments, file in (
-        (("--save-to", str(tmp_path / "run")), tmp_path / "run" / "config.toml"),
-        (("--json", str(tmp_path / "a.json"), "--save", str(tmp_path / "b.pt")), tmp_path / "a.config.toml"),
-        (("--save", str(tmp_path / "b.pt")), tmp_path / "b.config.toml"),
+        (("--run-dir", str(tmp_path / "a run")), tmp_path / "a run" / "config.toml"),
+        (("--save-to", str(tmp_path / "run"), "--no-run"), tmp_path / "run" / "config.toml"),
+        (
+            ("--json", str(tmp_path / "a.json"), "--save", str(tmp_path / "b.pt"), "--no-run"),
+            tmp_path / "a.config.toml",
+        ),
+        (("--save", str(tmp_path / "b.pt"), "--no-run"), tmp_path / "b.config.toml"),
         (("--save", str(tmp_path / "c.pt"), "--write-config", str(tmp_path / "x")), tmp_path / "x"),
-        ((), Path(CACHE) / "freewheel" / "last-run.config.toml"),
+        (("--no-run",), Path(CACHE) / "freewheel" / "last-run.config.toml"),
     ):
         file.unlink(missing_ok=True)
         stdout = good("--epochs", "1", "--limit", "20", "--at", "pool", "--no-compare", *arguments)
@@ -106,7 +110,7 @@ def test_where_it_is_written(tmp_path: Path):
 def test_a_cache_folder_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert "repeat" not in good("--epochs", "1", "--limit", "20", "--at", "pool", "--no-compare")
+    assert "repeat" not in good("--epochs", "1", "--limit", "20", "--at", "pool", "--no-compare", "--no-run")
 
 
 def test_a_file_by_hand_and_typed_options_on_top(tmp_path: Path):
@@ -116,7 +120,7 @@ def test_a_file_by_hand_and_typed_options_on_top(tmp_path: Path):
         f'compare = false\nquiet = true\nsave-every = 3\nsave = "{tmp_path / "net.pt"}"\noptimizer = "sgd"\n'
         "momentum = 0.5\n"
     )
-    base = ("--config", str(file), "--write-config", str(out))
+    base = ("--config", str(file), "--write-config", str(out), "--no-run")
     assert len(good(*base).splitlines()) == 3
     assert (tmp_path / "net.pt").exists()
     written = options_in(out)

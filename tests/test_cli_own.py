@@ -68,7 +68,7 @@ def file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("runtime", ["threads", "processes"])
 def test_trains_what_the_functions_make(file, runtime, tmp_path):
     own = ("--model", f"{file}:make", "--data", f"{file}:loaders", "--loss", f"{file}:loss")
-    said = good(*own, *BRIEF, "--schedule", "constant", "--runtime", runtime, "--save", "weights.pt")
+    said = good(*own, *BRIEF, "--schedule", "constant", "--runtime", runtime, "--save", "weights.pt", "--no-run")
     assert f"{file}:loaders: 4 batches to train, 2 to test" in said
     module = sys.modules["own_net_of_tests"]
     torch.manual_seed(0)

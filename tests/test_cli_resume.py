@@ -82,7 +82,9 @@ def test_folders_are_checked(tmp_path):
     good(*BRIEF, "--at", "pool", "--save-to", str(folder))
     for arguments, message in (
         ((*BRIEF, "--save-to", str(folder)), "there are checkpoints of an earlier run; continue it with --resume"),
-        ((*BRIEF, "--save-every", "3"), "--save-every 3 without --save-to"),
+        ((*BRIEF, "--save-every", "3", "--no-run"), "--save-every 3 with --no-run: name the folder of the checkpoints"),
+        ((*BRIEF, "--save-every", "3", "--no-checkpoints"), "--save-every 3 with --no-checkpoints: leave one out"),
+        ((*BRIEF, "--save-to", "x", "--no-checkpoints"), "--save-to x with --no-checkpoints: there would be nothing"),
         ((*BRIEF, "--save-to", str(tmp_path), "--save-every", "often"), "--save-every often: give a number of batches"),
         (("--resume", str(tmp_path)), f"--resume {tmp_path}: there is no config.toml"),
         (("--resume", str(tmp_path / "no")), f"--resume {tmp_path / 'no'}: there is no such folder"),

@@ -58,9 +58,9 @@ def test_the_default_run_learns_digits():
     assert "steps    sgd: lr 0.05, momentum 0.9, weight decay 0.0005, cosine schedule, seed 0" in lines
     assert "predicted speed-up: " in text
     assert sum(line.strip().endswith("1.0 0.0") for line in lines) == 10
-    accuracy = float(lines[-2].removeprefix("test accuracy ").split("%")[0])
+    accuracy = float(lines[-3].removeprefix("test accuracy ").split("%")[0])
     assert accuracy >= 97
-    assert lines[-1].endswith(" images/s")
+    assert lines[-2].endswith(" images/s")
 
 
 def test_replicas_are_told_of_and_give_the_same_weights_on_every_runtime(tmp_path):
@@ -80,10 +80,11 @@ def test_replicas_are_told_of_and_give_the_same_weights_on_every_runtime(tmp_pat
 
 def test_quiet_prints_the_closing_lines_alone():
     lines = good(*BRIEF, "--quiet").splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert lines[0].startswith("test accuracy ")
     assert lines[0].endswith("360 images) after 1 epoch")
     assert lines[1].endswith(" images/s")
+    assert lines[2].startswith("wrote ")
 
 
 def test_many_epochs_are_shown_in_part():
@@ -152,7 +153,7 @@ def test_saved_weights_go_back_into_the_network(tmp_path: Path):
 
 def test_what_is_written_is_named(tmp_path: Path):
     lines = good(*BRIEF, "--json", str(tmp_path / "a.json"), "--save", str(tmp_path / "b.pt")).splitlines()
-    assert lines[-2:] == [f"wrote {tmp_path / 'a.json'}", f"wrote {tmp_path / 'b.pt'}"]
+    assert lines[-3:-1] == [f"wrote {tmp_path / 'a.json'}", f"wrote {tmp_path / 'b.pt'}"]
 
 
 # ---- what is learned ----
@@ -239,8 +240,8 @@ def test_an_interrupted_run_still_reports(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert result.stderr.count("timing plain PyTorch on one core") == 1
     lines = result.stdout.splitlines()
     assert any(" epochs of 1000, interrupted at batch " in line for line in lines)
-    assert " times plain PyTorch on one core (" in lines[-2]
-    assert lines[-1] == f"wrote {file}"
+    assert " times plain PyTorch on one core (" in lines[-3]
+    assert lines[-2] == f"wrote {file}"
     written = json.loads(file.read_text())
     assert written["history"]["interrupted"]
     assert len(written["history"]["epochs"]) < 10

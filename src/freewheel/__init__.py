@@ -59,6 +59,7 @@ from freewheel.methods import (
     plan as plan,
 )
 from freewheel.plan import Plan as Plan, PlanError as PlanError
+from freewheel.runs import Run as Run, RunRecorder as RunRecorder
 from freewheel.runtime import RUNTIMES as RUNTIMES, LostError as LostError, StageError as StageError
 from freewheel.split import Stages as Stages, split as split
 from freewheel.stage import Recurrent as Recurrent

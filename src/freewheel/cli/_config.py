@@ -20,12 +20,17 @@ from typing import Any, get_args, get_origin, get_type_hints
 import tomli_w
 
 import freewheel
+from freewheel._files import write_text
 from freewheel.cli._recipe import TRAINING
 from freewheel.cli._train_options import TrainOptions
+from freewheel.runtime import is_one_of_several
 
 NAME = "config.toml"
 NOT_READ = ("config", "write_config", "resume")  # options that name files of this kind
-NOT_WRITTEN = (*NOT_READ, "save_to", "compare", "json", "save", "quiet")  # they say where results go, not what to train
+NOT_WRITTEN = (  # they say where results go, not what to train
+    *(*NOT_READ, "save_to", "checkpoints", "compare", "json", "save", "quiet"),
+    *("run", "run_dir", "trace", "trace_batches"),
+)
 PATHS = ("data_root", "pretrained")
 DIGEST = "# sha256 of the lines below: "
 WANTED: dict[Any, tuple[tuple[type, ...], str]] = {  # by the type of an option: what a file may hold for it
@@ -103,8 +108,9 @@ def merge(stored: dict[str, Any], typed: Iterable[str]) -> dict[str, Any]:
         and names.isdisjoint(OVERRIDDEN_BY.get(name, ()))
         and not (name in TRAINING and "recipe" in names)
     }
-    if not names & {"save_to", "resume"} and "save_to" not in out:
-        out.pop("save_every", None)  # it is for checkpoints, and there will be none
+    no_folder = "run" in names or is_one_of_several()  # of the run, where checkpoints would go
+    if no_folder and not names & {"save_to", "resume"} and "save_to" not in out:
+        out.pop("save_every", None)
     return out
 
 
@@ -120,10 +126,14 @@ def config_of(options: TrainOptions, cut: tuple[int, ...]) -> dict[str, Any]:
 
 
 def config_paths(options: TrainOptions) -> list[Path]:
-    """Where the config of a run goes: where it is asked for and beside its other files, else to the cache folder."""
+    """Where the config of a run goes: where it is asked for and into its folders, else beside its other files.
+
+    If there are none, it goes to the cache folder.
+    """
     asked = [] if options.write_config is None else [options.write_config]
-    if options.save_to is not None:
-        return [*asked, options.save_to / NAME]
+    folders = [folder / NAME for folder in (options.run_dir, options.save_to) if folder is not None]
+    if folders:
+        return [*asked, *folders]
     beside = [file.with_suffix(f".{NAME}") for file in (options.json, options.save) if file is not None]
     return asked or beside[:1] or [cache_path()]
 
@@ -142,19 +152,12 @@ def write_config(options: TrainOptions, cut: tuple[int, ...]) -> Path | None:
     paths = config_paths(options)
     for path in paths:
         try:
-            _replace_file(path, f"{head}{DIGEST}{_digest(body)}\n{body}")
+            write_text(path, f"{head}{DIGEST}{_digest(body)}\n{body}")
         except OSError:
             if path == cache_path():
                 return None
             raise
     return paths[0]
-
-
-def _replace_file(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)
 
 
 def is_unchanged(path: Path) -> bool:

@@ -15,6 +15,7 @@ from torch import nn
 import freewheel
 from freewheel.cli._compiling import Compiling, choose_compiling
 from freewheel.cli._own import OwnData, is_own, own_data, own_function, own_model, sized
+from freewheel.cli._places import stored_checkpoints
 from freewheel.cli._ranks import as_rank_0, follows
 from freewheel.cli._settings import Settings
 from freewheel.cli._train_options import TrainOptions
@@ -163,7 +164,11 @@ def _trainer(
 ) -> freewheel.Trainer:
     options = settings.options
     loss = F.cross_entropy if options.loss is None else own_function("--loss", options.loss)
-    make = freewheel.Trainer if options.resume is None else partial(freewheel.Trainer.resume, options.resume)
+    make = (
+        freewheel.Trainer
+        if options.resume is None
+        else partial(freewheel.Trainer.resume, stored_checkpoints(options.resume))
+    )
     return make(
         stages,
         method=method,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from inspect import getdoc
 from typing import Annotated, Any
 
+from freewheel._files import as_json
 from freewheel.cli._method_options import options_of, write_value
-from freewheel.cli._output import as_json, new_table, plural, print_line, print_table
+from freewheel.cli._output import new_table, plural, print_line, print_table
 from freewheel.cli._plan import locks, steady_plan
 from freewheel.cli._train_options import OPTIONS, declare
 from freewheel.cli._traits import uses_forward_gradients

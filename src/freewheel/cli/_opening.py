@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from freewheel.cli._end import describe_end, describe_runs
 from freewheel.cli._job import Job
 from freewheel.cli._output import plural
 from freewheel.cli._plan import locks
 from freewheel.cli._recipe import describe_recipe
+from freewheel.cli._record import Recorded
 from freewheel.cli._settings import Settings
 from freewheel.cli._train_options import TrainOptions
 from freewheel.cli._traits import describe_tangents
 from freewheel.cli._transfer import describe_transfer
 
 
-def opening(job: Job, config: Path | None, several: TrainOptions | None = None) -> Iterator[str]:
+def opening(job: Job, recorded: Recorded, several: TrainOptions | None = None) -> Iterator[str]:
     """The lines that say what will be trained.
 
     Args:
         job: The run, or the first of several.
-        config: Where the config that repeats it was written.
+        recorded: Where it is written, with the config that repeats it.
         several: The options of all runs, if there are several.
     """
     settings, options, data = job.settings, job.settings.options, job.data
@@ -43,12 +43,18 @@ def opening(job: Job, config: Path | None, several: TrainOptions | None = None) 
     elif options.resume is not None:
         left = "continues" if job.trainer.unfinished else "is complete: there is nothing left to train"
         yield f"resume   {options.resume}: the run {left}"
-    if config is not None:
-        yield f"repeat   freewheel train --config {config}"
+    yield from recorded.describe() if several is None else _folder_of_all(several)
+    if recorded.config is not None:
+        yield f"repeat   freewheel train --config {recorded.config}"
     yield ""
     if settings.method.planned and not options.balance:  # otherwise the cut was not measured here
         yield str(job.stages.report)
         yield ""
+
+
+def _folder_of_all(options: TrainOptions) -> Iterator[str]:
+    if options.run_dir is not None:
+        yield f"run      {options.run_dir}: a folder for each of them"
 
 
 def _steps_and_runs(settings: Settings, several: TrainOptions | None) -> Iterator[str]:

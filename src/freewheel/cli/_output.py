@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+
+from freewheel import _files as files
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
 PIPED_WIDTH = 120  # the width of a table where there is no terminal
@@ -61,20 +62,9 @@ def check_file(option: str, path: Path | None) -> None:
         raise PermissionError(f"{option} {path}: no permission to write to {target}")
 
 
-def as_json(value: Any) -> str:
-    """The value as JSON, with null for numbers that JSON does not have.
-
-    Example:
-        >>> as_json({1: (Path("a"), float("nan"))}).split()
-        ['{', '"1":', '[', '"a",', 'null', ']', '}']
-    """
-    finite = json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
-    return json.dumps(finite, indent=2, ensure_ascii=False)
-
-
 def write_json(value: Any, path: Path | None) -> list[str]:
     """Write the value to a file, if one is given; return the lines that report it."""
     if path is None:
         return []
-    path.write_text(as_json(value) + "\n", encoding="utf-8")
+    files.write_json(path, value)
     return [f"wrote {path}"]

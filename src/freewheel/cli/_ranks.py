@@ -20,7 +20,7 @@ def follows() -> bool:
 
 def silenced(options: TrainOptions) -> TrainOptions:
     """The options of a process that prints nothing, and writes nothing but its snapshots."""
-    return replace(options, quiet=True, compare=False, json=None, save=None, write_config=None)
+    return replace(options, quiet=True, compare=False, json=None, save=None, write_config=None, run_dir=None)
 
 
 def as_rank_0(settings: Settings, cut: tuple[int, ...] = ()) -> Settings:

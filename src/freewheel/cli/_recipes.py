@@ -7,7 +7,8 @@ from dataclasses import asdict
 from textwrap import indent, wrap
 from typing import Annotated
 
-from freewheel.cli._output import as_json, plural, print_line
+from freewheel._files import as_json
+from freewheel.cli._output import plural, print_line
 from freewheel.cli._train_options import OPTIONS, declare
 from freewheel.recipes import RECIPES, Recipe
 

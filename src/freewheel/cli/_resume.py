@@ -10,13 +10,18 @@ from cyclopts import App, ArgumentCollection, Token
 from freewheel.checkpoint import find
 from freewheel.cli._config import NAME, PATHS, is_unchanged, merge, read_config
 from freewheel.cli._method_options import complete_options, write_value
+from freewheel.cli._places import resumed_places, stored_checkpoints
 from freewheel.cli._recipe import recipe_defaults
 from freewheel.cli._train_options import flag
+from freewheel.runs import is_run
 from freewheel.runtime import is_one_of_several
 from freewheel.trainer import History
 
 # Options that change no result, so that a run may continue with others.
-FREE = ("runtime", "slack", "data_root", "save_every", "compare", "json", "save", "quiet", "resume")
+FREE = (
+    *("runtime", "slack", "data_root", "save_every", "compare", "json", "save", "quiet", "resume"),
+    *("run", "run_dir", "trace", "trace_batches"),
+)
 
 
 def fill_in(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -42,13 +47,16 @@ def options_of_run(folder: Path, typed: dict[str, Any]) -> dict[str, Any]:
     if not folder.is_dir():
         raise FileNotFoundError(f"--resume {folder}: there is no such folder")
     if not path.exists():
-        raise FileNotFoundError(f"--resume {folder}: there is no {NAME}, so it is not a folder that --save-to named")
+        raise FileNotFoundError(f"--resume {folder}: there is no {NAME}, so it is no run and no --save-to folder")
+    if is_run(folder) and (given := next((name for name in ("run_dir", "run") if name in typed), None)):
+        shown = f"--run-dir {typed[given]}" if given == "run_dir" else "--no-run"
+        raise ValueError(f"{shown} with --resume {folder}: that run goes on in its own folder; leave it out")
     if not is_unchanged(path):
         raise ValueError(
             f"--resume {folder}: {NAME} was changed after the run began; undo that, or begin a new run with "
             f"--config {path}"
         )
-    stored = {**read_config(path, "--resume"), "save_to": folder}
+    stored = {**read_config(path, "--resume"), **resumed_places(folder)}
     if is_one_of_several():
         stored.pop("runtime", None)  # the way it is started now decides
     for name, value in typed.items():
@@ -67,7 +75,7 @@ def _comparable(name: str, value: Any, stored: dict[str, Any]) -> Any:
 
 def history_of_run(folder: Path) -> History:
     """The history of a run that is complete."""
-    history = find(folder).manifest.history
+    history = find(stored_checkpoints(folder)).manifest.history
     if history is None:
         raise ValueError(f"--resume {folder}: its last checkpoint was not saved by freewheel train")
     return History.from_dict(history)

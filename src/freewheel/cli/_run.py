@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 
-from freewheel.cli._config import write_config
-from freewheel.cli._end import callbacks
 from freewheel.cli._job import Job, prepare
 from freewheel.cli._one_core import OneCore
 from freewheel.cli._opening import opening
 from freewheel.cli._output import print_line, write_json
-from freewheel.cli._ranks import follows
+from freewheel.cli._record import Recorded, recording
 from freewheel.cli._resume import history_of_run
 from freewheel.cli._settings import Settings
 from freewheel.cli._summary import RunSummary
@@ -47,34 +46,28 @@ class Summary(Protocol):
 
 def run(settings: Settings) -> RunSummary:
     """Train, and time plain PyTorch on one core before and after."""
-    options = settings.options
-    job = prepare(settings)
-    config = None if follows() or options.resume is not None else write_config(job.settings.options, job.cut)
-    if not options.quiet:
-        for line in opening(job, config):
-            print_line(line)
-    one_core = OneCore(job) if options.compare else None
-    _time_one_core(one_core, quiet=options.quiet)
-    history = fit(job)
-    if not history.interrupted:
+    with recording(prepare(settings)) as recorded:
+        job, options = recorded.job, recorded.job.settings.options
+        if not options.quiet:
+            for line in opening(job, recorded):
+                print_line(line)
+        one_core = OneCore(job) if options.compare else None
         _time_one_core(one_core, quiet=options.quiet)
-    return RunSummary(job=job, history=history, score=test_score(job, history), one_core=one_core)
+        history = fit(recorded)
+        if not history.interrupted:
+            _time_one_core(one_core, quiet=options.quiet)
+        summary = RunSummary(job=job, history=history, score=test_score(job, history), one_core=one_core)
+        recorded.finish(history, **summary.figures())
+    return summary
 
 
-def fit(job: Job) -> History:
+def fit(recorded: Recorded) -> History:
     """Train, unless the resumed run is complete."""
-    options = job.settings.options
-    if options.resume is not None and job.trainer.unfinished is None:
-        return history_of_run(options.resume)
-    return job.trainer.fit(
-        job.data.train,
-        options.epochs,
-        validate=job.scored,
-        callbacks=callbacks(options),
-        progress=False if options.quiet else None,
-        save_to=options.save_to,
-        save_every=job.settings.interval,
-    )
+    job = recorded.job
+    resume = job.settings.options.resume
+    if resume is not None and job.trainer.unfinished is None:
+        return history_of_run(resume)
+    return recorded.fit()
 
 
 def test_score(job: Job, history: History) -> Any:
@@ -102,3 +95,5 @@ def write_results(summary: Summary) -> Iterator[str]:
     if options.save is not None:
         torch.save(job.trainer.model().state_dict(), options.save)
         yield f"wrote {options.save}"
+    if options.run and options.run_dir is not None:
+        yield f"wrote {options.run_dir}: freewheel report {shlex.quote(str(options.run_dir))} draws it"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
-from freewheel.checkpoint import finished
 from freewheel.cli._config import write_config
 from freewheel.cli._end import run_names
 from freewheel.cli._job import Job, prepare
 from freewheel.cli._opening import opening
 from freewheel.cli._output import print_line
+from freewheel.cli._places import child_places
 from freewheel.cli._ranks import follows
+from freewheel.cli._record import Recorded, recording, recording_several
 from freewheel.cli._run import fit, test_score
 from freewheel.cli._settings import Settings, resolve
 from freewheel.cli._several import SeedRun, SeveralRuns, Trial
@@ -24,15 +25,19 @@ ALONE: dict[str, Any] = {"lr_grid": (), "seeds": 1, "compare": False, "json": No
 
 def run_several(settings: Settings) -> SeveralRuns:
     """Train with each step size, then with each seed. Ctrl-C ends all, and what has been done is summarized."""
-    found = SeveralRuns(options=settings.options)
-    _search(found)
-    first, count = found.options.seed, found.options.seeds or 1
-    lr = found.best.lr if found.trials else found.options.lr
-    for seed in range(first + bool(found.trials), first + count):
-        if found.interrupted:
-            break
-        job = _prepare(found, f"seed-{seed}", seed=seed, lr=lr)
-        _finish(found, job, fit(job))
+    with recording_several(settings.options, run_names(settings.options)) as (options, recorder):
+        found = SeveralRuns(options=options)
+        _search(found)
+        first, count = found.options.seed, found.options.seeds or 1
+        lr = found.best.lr if found.trials else found.options.lr
+        for seed in range(first + bool(found.trials), first + count):
+            if found.interrupted:
+                break
+            with recording(_prepare(found, f"seed-{seed}", seed=seed, lr=lr)) as recorded:
+                _finish(found, recorded, fit(recorded))
+        if recorder is not None:
+            statistics = {name: asdict(each) for name, each in found.statistics().items()}
+            recorder.finish(statistics=statistics, interrupted=found.interrupted)
     return found
 
 
@@ -40,13 +45,15 @@ def _search(found: SeveralRuns) -> None:
     """Train with each step size, and score the best one on the test samples: it is the run with the first seed."""
     best: Job | None = None
     for lr in found.options.lr_grid:
-        job = _prepare(found, f"lr-{lr:g}", lr=lr)
-        history = _fit_unless_diverged(job)
+        with recording(_prepare(found, f"lr-{lr:g}", lr=lr)) as recorded:
+            history = _fit_unless_diverged(recorded)
+            if history is not None:
+                recorded.finish(history)
         if history is not None and history.interrupted:
             found.interrupted = True
             return
         found.trials.append(trial := Trial(lr=lr, history=history))
-        best = job if found.best is trial else best
+        best = recorded.job if found.best is trial else best
         if not found.options.quiet:
             score = "diverged" if trial.score is None else f"held-out loss {trial.score.loss:.4f}"
             accurate = trial.score is not None and trial.score.metric is not None
@@ -54,15 +61,21 @@ def _search(found: SeveralRuns) -> None:
     if found.trials:
         if best is None or found.best.history is None:
             raise ValueError("--lr-grid: the loss became infinite with every step size; give smaller ones")
-        _finish(found, best, found.best.history)
+        _score(found, best, found.best.history)
 
 
-def _finish(found: SeveralRuns, job: Job, history: History) -> None:
+def _finish(found: SeveralRuns, recorded: Recorded, history: History) -> None:
+    """Score a run on the test samples, unless it was interrupted, and write what it has come to."""
+    summary = _score(found, recorded.job, history)
+    recorded.finish(history, **({} if summary is None else summary.figures()))
+
+
+def _score(found: SeveralRuns, job: Job, history: History) -> RunSummary | None:
     """Score a run on the test samples, unless it was interrupted."""
     _keep(found, job)
     if history.interrupted:
         found.interrupted = True
-        return
+        return None
     score = test_score(job, history)
     summary = RunSummary(job=job, history=history, score=score, one_core=None)
     seed = job.settings.options.seed
@@ -70,12 +83,13 @@ def _finish(found: SeveralRuns, job: Job, history: History) -> None:
     if not found.options.quiet:
         for line in summary.lines():
             print_line(line)
+    return summary
 
 
-def _fit_unless_diverged(job: Job) -> History | None:
+def _fit_unless_diverged(recorded: Recorded) -> History | None:
     """Train; None if the loss became infinite. Under torchrun that ends all processes."""
     try:
-        return fit(job)
+        return fit(recorded)
     except (StageError, FloatingPointError) as error:
         if is_one_of_several() or not isinstance(error.__cause__ or error, FloatingPointError):
             raise
@@ -84,11 +98,10 @@ def _fit_unless_diverged(job: Job) -> History | None:
 
 def _prepare(found: SeveralRuns, name: str, **changes: Any) -> Job:
     """Make a run ready. The first one prints what all have in common; the cut that it has measured is that of all."""
-    whole = found.options
-    folder = None if whole.save_to is None else whole.save_to / name
-    begun = whole.resume is not None and folder is not None and folder.is_dir() and bool(finished(folder))
-    own = {**ALONE, "save_to": folder, "resume": folder if begun else None, **changes}
+    whole, places = found.options, child_places(found.options, name)
+    own = {**ALONE, **places, "run_dir": None, **changes}  # its folder may be there already, if the runs are resumed
     job = prepare(resolve(replace(whole, **own)))
+    job = replace(job, settings=replace(job.settings, options=replace(job.settings.options, run_dir=places["run_dir"])))
     if found.job is None:
         options = job.settings.options
         cut = {"balance": job.cut, "split": None} if job.cut else {}
@@ -110,5 +123,5 @@ def _open(found: SeveralRuns, job: Job) -> None:
     """Write the config that repeats all runs, and print what they have in common."""
     config = None if follows() or found.options.resume is not None else write_config(found.options, ())
     if not found.options.quiet:
-        for line in opening(job, config, found.options):
+        for line in opening(job, Recorded(job=job, config=config, recorder=None), found.options):
             print_line(line)

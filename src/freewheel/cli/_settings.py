@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -14,12 +14,12 @@ from freewheel._config import check_stragglers
 from freewheel._cores import cores, share
 from freewheel._devices import find_device
 from freewheel._errors import one_of, whole_number
-from freewheel.checkpoint import finished
 from freewheel.cli._defaults import RECURRENT, SETTINGS, network_defaults, optimizer_defaults
-from freewheel.cli._end import end_defaults, run_names
+from freewheel.cli._end import end_defaults
 from freewheel.cli._method_options import complete_options, find_method, options_of, read_slow
 from freewheel.cli._output import check_file
 from freewheel.cli._own import absolute, check_own, is_own
+from freewheel.cli._places import check_places
 from freewheel.cli._recipe import chosen_recipe
 from freewheel.cli._step_sizes import check_warmup, schedule_defaults, step_sizes
 from freewheel.cli._train_options import TrainOptions, flag
@@ -59,11 +59,6 @@ class Settings:
     def stragglers(self) -> dict[int, tuple[float, float]]:
         """The stages that are slowed down, as `Trainer` takes them."""
         return read_slow(self.options.slow)
-
-    @property
-    def interval(self) -> int | Literal["epoch"] | None:
-        """The batches between checkpoints, as `Trainer.fit` takes them."""
-        return self.options.save_every  # pyright: ignore[reportReturnType]
 
     def model_options(self, vocabulary: int) -> dict[str, int]:
         """Options of the network beside its shapes; `vocabulary` is the number of words in the data."""
@@ -122,7 +117,7 @@ def resolve(options: TrainOptions) -> Settings:
     if options.bf16 and any(device.type == "cpu" for device in devices):
         check_cpu_bfloat16("--bf16")
     check_stragglers("--slow", read_slow(options.slow), len(devices))
-    _check_saving(options, method)
+    check_places(options, method)
     for name in ("json", "save", "write_config"):
         check_file(flag(name), getattr(options, name))
     return Settings(options=options, method=method, pipeline=pipeline, devices=devices, schedule=schedule)
@@ -177,27 +172,3 @@ def _balanced_by(options: TrainOptions, pipeline: Pipeline) -> str | None:
     if options.at or options.balance or options.split is not None:
         return options.split
     return "forward" if uses_forward_gradients(pipeline) else "time"
-
-
-def _check_saving(options: TrainOptions, method: Method) -> None:
-    """Refuse checkpoints that cannot be made."""
-    folder, every = options.save_to, options.save_every
-    if every is not None and folder is None:
-        raise ValueError(f"--save-every {every} without --save-to: name the folder of the checkpoints too")
-    if every is not None and every != "epoch" and (isinstance(every, str) or every < 1):
-        raise ValueError(f"--save-every {every}: give a number of batches, 1 or more, or epoch")
-    if folder is None:
-        return
-    if not method.planned:
-        raise ValueError(
-            f"--save-to {folder} with {options.method}: a race cannot be resumed in its middle; --save FILE writes the "
-            "trained weights"
-        )
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"--save-to {folder}: that is a file, give a folder")
-    folders = [folder / name for name in run_names(options)] or [folder]
-    if options.resume is None and any(each.is_dir() and finished(each) for each in folders):
-        raise ValueError(
-            f"--save-to {folder}: there are checkpoints of an earlier run; continue it with --resume {folder}, or name "
-            "another folder"
-        )

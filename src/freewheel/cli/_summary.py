@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any
 
-import torch
-
-import freewheel
-from freewheel._cores import cores
 from freewheel.cli._end import describe_times
+from freewheel.cli._facts import summary_facts
 from freewheel.cli._job import Job
 from freewheel.cli._one_core import OneCore
 from freewheel.cli._output import new_table, plural, print_line, print_table
-from freewheel.cli._plan import locks
 from freewheel.trainer import Epoch, History, RaceTimes, Score
 
 MOST_ROWS = 12
@@ -39,7 +33,7 @@ class RunSummary:
     @property
     def images_per_second(self) -> float | None:
         """The median over the complete epochs, if there are any."""
-        return median(self.rates) if self.rates else None
+        return self.history.images_per_second
 
     @property
     def speedup(self) -> float | None:
@@ -96,46 +90,36 @@ class RunSummary:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, as plain data."""
-        job, options = self.job, self.job.settings.options
         return {
-            "arguments": asdict(options),
-            "method": self._method(),
-            "data": job.data.facts,
-            "model": {"name": options.model, "parameters": job.parameters},
-            "pretrained": None if job.pretrained is None else asdict(job.pretrained),
-            "transfer": None if job.transfer is None else asdict(job.transfer),
-            "optimizer": {"name": options.optimizer, **job.settings.optimizer_settings()},
-            "time_to_target": _time_to_target(options.target, self.history),
-            "runtime": job.trainer.config.runtime,
-            "stages": len(job.stages),
-            "replicas": job.trainer.config.replicas,
-            "threads_per_stage": job.trainer.config.threads,
-            "split": {**asdict(job.stages.report), "speedup": job.stages.report.speedup},
+            **summary_facts(self.job),
+            "time_to_target": self.time_to_target,
             "history": self.history.as_dict(),
             "score": asdict(self.score),
             "images_per_second": self.images_per_second,
-            "one_core": None if self.one_core is None else self.one_core.as_dict(),
+            "one_core": self.baseline,
             "speedup": self.speedup,
-            "cores": cores(),
-            "versions": {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "freewheel": freewheel.__version__,
-            },
         }
 
-    def _method(self) -> dict[str, Any]:
-        trainer, plan, pipeline = self.job.trainer, self.job.trainer.plan, self.job.settings.pipeline
+    def figures(self) -> dict[str, Any]:
+        """The final figures, as the folder of the run has them."""
         return {
-            "name": trainer.method.name,
-            "credit": pipeline.credit.name,
-            "with_options": repr(trainer.method),
-            "delays": None if plan is None else plan.delays,
-            "order": None if plan is None else pipeline.order,
-            "weights": "current" if plan is None else pipeline.weights,
-            "corrections": [repr(correction) for correction in pipeline.corrections],
-            "locks": None if plan is None else locks(plan),
+            "score": self.score,
+            "time_to_target": self.time_to_target,
+            "one_core": self.baseline,
+            "speedup": self.speedup,
         }
+
+    @property
+    def baseline(self) -> dict[str, Any] | None:
+        """What plain PyTorch reaches on one core, as plain data."""
+        return None if self.one_core is None else self.one_core.as_dict()
+
+    @property
+    def time_to_target(self) -> dict[str, Any] | None:
+        """When `--target` was reached, as plain data."""
+        target = self.job.settings.options.target
+        reached = self.history.time_to(target) if target else None
+        return None if reached is None else reached._asdict()
 
 
 def pick(count: int, most: int) -> list[int]:
@@ -148,11 +132,6 @@ def pick(count: int, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     return [round(i * (count - 1) / (most - 1)) for i in range(most)]
-
-
-def _time_to_target(target: float | None, history: History) -> dict[str, Any] | None:
-    reached = history.time_to(target) if target else None
-    return None if reached is None else reached._asdict()
 
 
 def _layer_staleness(epoch: Epoch) -> str:

@@ -21,6 +21,7 @@ TRANSFER = Group("Transfer, for forward gradients", sort_key=6)
 RUNS = Group("Recipe, end and number of runs", sort_key=7)
 CHECKPOINTS = Group("Config and checkpoints", sort_key=8)
 OUT = Group("Output", sort_key=9)
+TRACED = 2000  # batches, where no others are asked for
 
 
 def declare(panel: Group, metavar: str, text: str, *short: str, **more: Any) -> Parameter:
@@ -247,17 +248,42 @@ class TrainOptions:
         Path | None,
         declare(CHECKPOINTS, "FILE", "Write a config that repeats the run here, instead of beside its other files."),
     ] = None
-    save_to: Annotated[Path | None, declare(CHECKPOINTS, "DIR", "Save checkpoints of the running pipeline here.")] = (
-        None
-    )
+    checkpoints: Annotated[
+        bool, declare(CHECKPOINTS, "", "Save checkpoints of the running pipeline in the folder of the run.")
+    ] = True
+    save_to: Annotated[Path | None, declare(CHECKPOINTS, "DIR", "Save them here instead, also under torchrun.")] = None
     save_every: Annotated[
-        int | str | None, declare(CHECKPOINTS, "N", "Batches between checkpoints; default: epoch.")
+        int | str | None,
+        declare(
+            CHECKPOINTS,
+            "N",
+            "Batches between checkpoints, or epoch; default: epoch, or as many epochs as take about half a minute. One "
+            "is saved at the end, too.",
+        ),
     ] = None
     resume: Annotated[
         Path | None,
-        declare(CHECKPOINTS, "DIR", "Continue from the last checkpoint there, bit for bit, with its own options."),
+        declare(
+            CHECKPOINTS,
+            "DIR",
+            "Continue this run, or from the last checkpoint in this folder, bit for bit, with its own options.",
+        ),
     ] = None
 
+    run_dir: Annotated[
+        Path | None,
+        declare(OUT, "DIR", "Write the run into this folder; default: runs/METHOD-MODEL-DATA-N."),
+    ] = None
+    run: Annotated[
+        bool,
+        declare(OUT, "", "Write a folder for the run: its config, history, figures, checkpoints, weights and trace."),
+    ] = True
+    trace: Annotated[
+        bool, declare(OUT, "", f"Record what each stage does, and when, in the first {TRACED:,} batches.", negative=())
+    ] = False
+    trace_batches: Annotated[
+        str | None, declare(OUT, "A:B", "Record batches A to B-1 instead, counted from 0; implies --trace.")
+    ] = None
     compare: Annotated[bool, declare(OUT, "", "Time plain PyTorch on one core before and after.")] = True
     json: Annotated[Path | None, declare(OUT, "FILE", "Write all measurements to this file.")] = None
     save: Annotated[Path | None, declare(OUT, "FILE", "Write the trained weights to this file (a state_dict).")] = None

@@ -12,6 +12,7 @@ from freewheel.plan._actions import (
     Op as Op,
     Unit as Unit,
 )
+from freewheel.plan._cells import Cell as Cell
 from freewheel.plan._check import PlanError as PlanError, StageRules as StageRules
 from freewheel.plan._clock import capacity as capacity, routes as routes
 from freewheel.plan._credit import CREDITS as CREDITS, PlanCredit as PlanCredit

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from freewheel.plan._actions import Action, Op
+from freewheel.plan._cells import Cell, cells
 from freewheel.plan._check import check
 from freewheel.plan._clock import histories
 from freewheel.plan._draw import draw, parse
@@ -68,6 +69,10 @@ class Plan:
 
     def __str__(self) -> str:
         return draw(self.schedule, self.batches, self.streams)
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return the computations of the timeline, each with the ticks at which it begins and ends."""
+        return cells(self.schedule, self.streams)
 
     def text(self) -> str:
         """Return every action of every stage, messages included, one line per stage."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from freewheel._devices import find_device
 from freewheel._errors import unknown, whole_number
+from freewheel._files import write_json, write_text
 from freewheel.bench._machine import gpu_machine
 from freewheel.reproduce._experiment import Cell, Experiment, jobs_of
-from freewheel.reproduce._files import write_json, write_text
 from freewheel.reproduce._markdown import markdown
 from freewheel.reproduce._picture import check_pictures, save_pictures
 from freewheel.reproduce._report import Report

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from freewheel.reproduce._files import write_json
+from freewheel._files import write_json
 from freewheel.reproduce.jobs import Job
 
 Record = Mapping[str, Any]

@@ -80,7 +80,14 @@ class Fit:
         start = self._spec.start
         self._silent = not RUNTIMES[setup.config.runtime].leads
         shown = False if self._silent else request.progress
-        self._bar = ProgressBar(request.loader, request.epochs, request.max_steps, done=start.batch, enabled=shown)
+        self._bar = ProgressBar(
+            request.loader,
+            request.epochs,
+            request.max_steps,
+            done=start.batch,
+            enabled=shown,
+            listener=request.on_progress,
+        )
         remembers = partial(remember, request.loader) if writer else None
         source = _prefetcher(setup, request.loader, start.batch)
         self._feed = Feed(

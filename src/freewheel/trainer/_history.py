@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from statistics import median
 from typing import Any, NamedTuple
 
 from freewheel._numbers import read
@@ -94,6 +95,12 @@ class History:
     def metrics(self) -> list[float | None]:
         """The metric at the end of each epoch, where it was measured."""
         return [None if epoch.validation is None else epoch.validation.metric for epoch in self.epochs]
+
+    @property
+    def images_per_second(self) -> float | None:
+        """Samples per second: the median over the complete epochs, if there are any."""
+        rates = [epoch.images_per_second for epoch in self.epochs if epoch.complete]
+        return median(rates) if rates else None
 
     def time_to(self, target: float) -> Reached | None:
         """When the metric was first as large as this at the end of an epoch; None if it never was."""

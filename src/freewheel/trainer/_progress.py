@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +14,7 @@ class ProgressBar:
     """Count batches, those `done` before included, and show the last epoch's record beside them.
 
     The length of the loader, where it has one, gives the total. By default it is shown where standard error is a
-    terminal.
+    terminal. A listener is told the count and the total.
     """
 
     def __init__(
@@ -25,7 +25,9 @@ class ProgressBar:
         *,
         done: int = 0,
         enabled: bool | None,
+        listener: Callable[[int, int | None], object] | None = None,
     ) -> None:
+        self._listener = listener
         self._enabled = sys.stderr.isatty() if enabled is None else enabled
         try:
             self._total: int | None = len(loader) * epochs  # pyright: ignore[reportArgumentType]
@@ -65,6 +67,8 @@ class ProgressBar:
     def advance(self) -> None:
         """Count one more batch."""
         self._count += 1
+        if self._listener is not None:
+            self._listener(self._count, self._total)
         if self._bar is not None:
             self._bar.advance(self._task)
         elif self._enabled and self._count % 10 == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import isgenerator
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from freewheel._errors import of_type, whole_number
+from freewheel._errors import check_callable, of_type, whole_number
 from freewheel.trainer._callbacks import BatchCallback, Callback
 
 
@@ -28,6 +28,7 @@ class FitRequest:
     progress: bool | None
     save_to: str | Path | None
     save_every: object
+    on_progress: Callable[[int, int | None], object] | None = None
     trace: range | None = None  # the batches whose actions are recorded
 
     def __post_init__(self) -> None:
@@ -43,6 +44,8 @@ class FitRequest:
                 f"loader is a generator, which gives its batches once, but epochs={self.epochs}: give a loader that "
                 "can be iterated once per epoch (a list, a DataLoader)"
             )
+        if self.on_progress is not None:
+            check_callable("on_progress", self.on_progress, "give a function of the batches begun and of their total")
         for name, sees in (("callbacks", "an EpochEnd"), ("batch_callbacks", "a BatchEnd")):
             for callback in of_type(name, getattr(self, name), Sequence, f"give a list of functions of {sees}"):
                 if not callable(callback):

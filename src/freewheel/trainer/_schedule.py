@@ -44,6 +44,7 @@ def fit_by_epochs(fit: Callable[[FitRequest], History], stages: Sequence[Stage],
                 max_steps=steps,
                 callbacks=[_later(callback, before) for callback in request.callbacks],
                 batch_callbacks=[_later_batch(callback, len(before.epochs)) for callback in request.batch_callbacks],
+                on_progress=request.on_progress and _later_progress(request, before.batches),
             )
         )
         whole = History(epochs=_joined(before, part.epochs), interrupted=part.interrupted, stopped=part.stopped)
@@ -72,6 +73,16 @@ def _later(callback: Callable[[EpochEnd], Any], before: History) -> Callable[[Ep
 
 def _later_batch(callback: Callable[[BatchEnd], Any], epochs: int) -> Callable[[BatchEnd], Any]:
     return lambda end: callback(replace(end, epoch=end.epoch + epochs))
+
+
+def _later_progress(request: FitRequest, before: int) -> Callable[[int, int | None], object]:
+    def call(batch: int, batches: int | None) -> object:
+        assert request.on_progress is not None
+        whole = request.max_steps if batches is None else batches * request.epochs
+        whole = min(whole, request.max_steps) if whole and request.max_steps else whole
+        return request.on_progress(before + batch, whole)
+
+    return call
 
 
 def warn_of_epochs(stages: Sequence[Stage], request: FitRequest) -> None:

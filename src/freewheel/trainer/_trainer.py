@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -189,6 +189,11 @@ class Trainer:
         return [without_loss(stage.module) for stage in self._stages]
 
     @property
+    def devices(self) -> list[torch.device]:
+        """Each stage's device."""
+        return [stage.device for stage in self._stages]
+
+    @property
     def optimizers(self) -> list[torch.optim.Optimizer | None]:
         """Each stage's optimizer, None for a stage with nothing to train."""
         return [stage.optimizer for stage in self._stages]
@@ -235,6 +240,7 @@ class Trainer:
         save_to: str | Path | None = None,
         save_every: Every | None = None,
         trace: bool | range = False,
+        on_progress: Callable[[int, int | None], object] | None = None,
     ) -> History:
         """Trains for a number of passes over the loader, and returns what happened.
 
@@ -257,6 +263,8 @@ class Trainer:
                 does not drain for it, and no stage waits for another.
             trace: Whether `history.trace` has what every stage has done, and when; or the numbers of the batches for
                 which it has that. Under `torchrun` rank 0 has it.
+            on_progress: A function of the number of batches that have begun and of their total, None if unknown. It is
+                called as each begins, so it should be quick.
         """
         request = FitRequest(
             loader=loader,
@@ -270,6 +278,7 @@ class Trainer:
             save_to=save_to,
             save_every=save_every,
             trace=traced_batches(trace),
+            on_progress=on_progress,
         )
         if waits_for_plateau(self._stages):
             return fit_by_epochs(self._fit, self._stages, request)

@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from freewheel._files import write_json
 from freewheel.data import Data
-from freewheel.reproduce._files import write_json
 from freewheel.reproduce.jobs._job import Context, Job
 from freewheel.reproduce.jobs.training import Attempt, Training
 from freewheel.trainer import Callback, EpochEnd, Trainer, gradient_difference

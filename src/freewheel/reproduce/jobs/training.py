@@ -14,12 +14,12 @@ from typing import Any
 
 import torch.nn.functional as F
 
+from freewheel._files import write_json
 from freewheel.checkpoint import find, finished
 from freewheel.data import Data
 from freewheel.methods import Method
 from freewheel.models import classifier
 from freewheel.recipes import Recipe
-from freewheel.reproduce._files import write_json
 from freewheel.reproduce._networks import DIGITS, DIGITS_NET, ROWS, ROWS_NET, Net, Source
 from freewheel.reproduce.jobs._job import Context, Job, in_words, with_scale
 from freewheel.runtime import StageError

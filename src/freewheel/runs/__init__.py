@@ -1,0 +1,15 @@
+"""The folder of a run: what is trained, a line for each epoch, final figures, checkpoints, and a trace."""
+
+from freewheel.runs._facts import facts_of as facts_of
+from freewheel.runs._layout import (
+    CHECKPOINTS as CHECKPOINTS,
+    FACTS as FACTS,
+    TRACE as TRACE,
+    WEIGHTS as WEIGHTS,
+    default_parent as default_parent,
+    is_run as is_run,
+    new_folder as new_folder,
+    newest_run as newest_run,
+)
+from freewheel.runs._recorder import RunRecorder as RunRecorder
+from freewheel.runs._run import Run as Run, Status as Status
