@@ -109,6 +109,8 @@ def test_ratios_compare_with_the_best_of_each_kind():
         "freewheel: pipedream, threads": 2.5,
         "freewheel: fdg, threads": 2.0,
         "freewheel: pipedream, processes": 2.0,
+        "freewheel: pipedream, threads, traced": 2.525,
+        "freewheel: pipedream, processes, traced": 2.04,
         f"freewheel: {contenders.BY_HAND}": 3.9,
         "PyTorch: 1 core": 4.0,
         f"PyTorch: {_speed.cores()} cores": 3.0,
@@ -126,3 +128,4 @@ def test_ratios_compare_with_the_best_of_each_kind():
     assert _speed._processes(rows) == 1.25
     assert _speed._compiled(rows) == {"sequential": 1.8, "bp_all_cores": 1.3}
     assert _speed._bookkeeping(rows) == pytest.approx(0.025)
+    assert _speed._tracing(rows) == pytest.approx({"threads": 0.01, "processes": 0.02})

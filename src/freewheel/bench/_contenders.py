@@ -19,6 +19,7 @@ from freewheel.trainer import Trainer
 
 ASYNCHRONOUS = ("pipedream", "fdg")
 BY_HAND = "bp, by hand"
+TRACED = ("threads", "processes")  # the runtimes on which the cost of a trace is measured
 EDGE = 4  # the fewest batches to fill and to drain a pipeline; they are not timed
 
 
@@ -27,8 +28,12 @@ def freewheel_runs(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str,
     first = ASYNCHRONOUS[0]
     threads = [(method, "threads") for method in ASYNCHRONOUS]
     runs = [("bp", "simulate"), (first, "simulate"), *threads, (first, "processes")]
-    ours = {f"{m}, {runtime}": timed_trainer(stages_of(cut), m, runtime) for m, runtime in runs}
-    return {BY_HAND: _by_hand(cut)} | ours
+    ours: dict[str, Turn] = {BY_HAND: _by_hand(cut)}
+    for method, runtime in runs:
+        ours[f"{method}, {runtime}"] = timed_trainer(stages_of(cut), method, runtime)
+        if method == first and runtime in TRACED:
+            ours[f"{method}, {runtime}, traced"] = timed_trainer(stages_of(cut), method, runtime, trace=True)
+    return ours
 
 
 def compiled_freewheel_runs(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
@@ -38,7 +43,13 @@ def compiled_freewheel_runs(batch_size: int, cut: Cut, rank: int, port: int) -> 
 
 
 def timed_trainer(
-    stages: Sequence[nn.Module], method: str | Method, runtime: str, *, compile: bool = False, **optimizer: float
+    stages: Sequence[nn.Module],
+    method: str | Method,
+    runtime: str,
+    *,
+    compile: bool = False,
+    trace: bool = False,
+    **optimizer: float,
 ) -> Turn:
     """A trainer with one thread per stage, timed while its pipeline is full."""
     options: dict[str, Any] = {"runtime": runtime, "threads": 1, "check": False, "compile": compile}
@@ -48,7 +59,7 @@ def timed_trainer(
     def turn(batches: Batches) -> float:
         # Only the middle one of three epochs counts: the pipeline is full when it begins and when it ends.
         # The first is a sixth as long: worker processes start in every turn, and are slow at first.
-        return trainer.fit(Laps(batches, max(EDGE, len(batches) // 6)), 3).epochs[1].seconds
+        return trainer.fit(Laps(batches, max(EDGE, len(batches) // 6)), 3, trace=trace).epochs[1].seconds
 
     return turn
 

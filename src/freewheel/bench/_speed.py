@@ -47,7 +47,8 @@ def speed(
         (`bp_best`), and to the best of torch.distributed.pipelining (`torch_pipelining`). `processes` is the speed of a
         method in processes relative to threads. `compiled` is the speed of compiled stages, on the better of the two,
         relative to the same stages one at a time (`sequential`) and to compiled PyTorch (`bp_all_cores`).
-        `bookkeeping` is the share of a sequential step that is spent on running the plan rather than on the network.
+        `bookkeeping` is the share of a sequential step that is spent on running the plan rather than on the network,
+        `tracing` by how much a trace lengthens a step on threads and in processes.
     """
     teams = [
         Team("freewheel", contenders.freewheel_runs),
@@ -91,6 +92,7 @@ def _compare(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "processes": _processes(rows),
         "compiled": _compiled(rows),
         "bookkeeping": _bookkeeping(rows),
+        "tracing": _tracing(rows),
     }
 
 
@@ -159,3 +161,14 @@ def _bookkeeping(rows: list[dict[str, Any]]) -> float:
     turns = {row["name"]: row["turns"] for row in rows}
     pairs = zip(turns[f"freewheel: {contenders.BY_HAND}"], turns["freewheel: bp, simulate"])
     return statistics.median(1 - by_hand / by_plan for by_hand, by_plan in pairs)
+
+
+def _tracing(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """By how much of itself a trace lengthens a step: turn by turn, in which the two are neighbours."""
+    turns = {row["name"]: row["turns"] for row in rows}
+    out = {}
+    for runtime in contenders.TRACED:
+        name = f"freewheel: {contenders.ASYNCHRONOUS[0]}, {runtime}"
+        pairs = zip(turns[name], turns[f"{name}, traced"])
+        out[runtime] = statistics.median(traced / plain - 1 for plain, traced in pairs)
+    return out

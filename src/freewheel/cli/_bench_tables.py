@@ -63,6 +63,8 @@ def show_speed(result: Mapping[str, Row]) -> None:
         for name, ratio in found["compiled"].items():
             print_line(f"Compiled stages are {ratio:.2f} times as fast as {COMPILED_RATIOS[name]}.")
         print_line(f"Running the plan, not a hand-written loop, takes {found['bookkeeping']:.1%} of a sequential step.")
+        for runtime, cost in found["tracing"].items():
+            print_line(f"A trace makes a step {cost:.1%} longer on {runtime}.")
         print_line()
 
 
