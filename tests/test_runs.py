@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import freewheel as fw
+from command_line import freewheel
 from freewheel.checkpoint import finished
 from freewheel.cli._config import read_config
 from freewheel.runs import default_parent, new_folder, newest_run
@@ -220,6 +221,39 @@ def test_a_killed_run_is_lost_and_goes_on(runs):
         raise ValueError(run("--resume", str(folder), "--no-run").stderr.removeprefix("error: "))
     stored = read_config(folder / "config.toml")
     assert stored["epochs"] == 10000
+
+
+# ---- freewheel evaluate
+
+
+@pytest.mark.parametrize("method", ["fdg", "hogwild"])
+def test_the_network_of_a_run_scores_what_it_scored(method, runs, tmp_path):
+    good("--epochs", "2", "--limit", "200", "--threads", "1", "--no-compare", "-q", "--method", method)
+    [folder] = runs.iterdir()
+    made = fw.Run.open(folder)
+    assert made.final is not None
+    result = freewheel("evaluate", "--json", str(tmp_path / "score.json"))
+    assert result.exit_code == 0, result.output
+    assert f"{folder}: test accuracy {made.final['score']['metric']:.2%}, loss " in result.stdout
+    scored = json.loads((tmp_path / "score.json").read_text())
+    assert scored.pop("metrics") == pytest.approx(made.final["score"]["metrics"])
+    assert scored == pytest.approx({name: made.final["score"][name] for name in ("loss", "metric", "samples")})
+    weights = torch.load(folder / "weights.pt")
+    torch.save({name: torch.zeros_like(value) for name, value in weights.items()}, folder / "weights.pt")
+    assert freewheel("evaluate", str(folder)).stdout != result.stdout
+
+
+def test_what_cannot_be_scored_is_named(runs):
+    assert (
+        freewheel("evaluate").stderr == f"error: {runs}: there is no run; freewheel train begins one, or name the "
+        "folder of a run\n"
+    )
+    good(*BRIEF, "--seeds", "2")
+    [folder] = runs.iterdir()
+    assert "several runs; name one of them: seed-0, seed-1" in freewheel("evaluate", str(folder)).stderr
+    (folder / "seed-0" / "weights.pt").unlink()
+    message = freewheel("evaluate", str(folder / "seed-0")).stderr
+    assert "there is no weights.pt, since the run has not ended; go on with it: --resume" in message
 
 
 # ---- from Python

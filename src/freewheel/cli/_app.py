@@ -9,6 +9,7 @@ from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentEr
 
 import freewheel
 from freewheel.cli._bench import bench
+from freewheel.cli._evaluate import evaluate
 from freewheel.cli._methods import methods
 from freewheel.cli._output import INTERRUPTED, print_line
 from freewheel.cli._plan import plan
@@ -41,6 +42,7 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 app.command(train, config=fill_in, sort_key=1)
+app.command(evaluate, sort_key=1)
 app.command(plan, sort_key=2)
 app.command(methods, sort_key=3)
 app.command(recipes, sort_key=3)
