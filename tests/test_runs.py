@@ -86,6 +86,16 @@ def test_the_planned_timeline_is_that_of_the_plan(runs):
     assert not (folder / "checkpoints").exists()
 
 
+@pytest.mark.parametrize("arguments", [("--no-checkpoints",), ("--method", "hogwild", "--runtime", "simulate")])
+def test_a_run_without_checkpoints_cannot_go_on(arguments, runs):
+    good("--epochs", "1", "--limit", "20", "--no-compare", "-q", *arguments)
+    [folder] = runs.iterdir()
+    result = run("--resume", str(folder))
+    assert result.exit_code == 2
+    advice = f"--config {folder / 'config.toml'} begins it anew"
+    assert result.stderr == f"error: --resume {folder}: that run has no checkpoints to go on from; {advice}\n"
+
+
 def test_without_a_run_nothing_is_written(runs):
     said = good(*BRIEF, "--no-run")
     assert not runs.exists()

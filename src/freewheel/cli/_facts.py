@@ -39,9 +39,13 @@ def summary_facts(job: Job) -> dict[str, Any]:
 
 def run_facts(job: Job, config: Path | None) -> dict[str, Any]:
     """What the folder of the run says of it."""
-    repeat = None if config is None else f"freewheel train --config {shlex.quote(str(config))}"
+    repeat = None if config is None else _repeats(config)
     known = {"freewheel": freewheel.__version__, "command": typed(), "repeat": repeat}
     return {**job_facts(job), **known, "epochs": job.settings.options.epochs}
+
+
+def _repeats(config: Path) -> str:
+    return f"freewheel train --config {shlex.quote(str(config))}"
 
 
 def typed() -> str:
@@ -49,11 +53,12 @@ def typed() -> str:
     return shlex.join(["freewheel", *sys.argv[1:]])
 
 
-def several_facts(options: TrainOptions, names: list[str]) -> dict[str, Any]:
+def several_facts(options: TrainOptions, config: Path, names: list[str]) -> dict[str, Any]:
     """What the folder of several runs says of them."""
     return {
         "freewheel": freewheel.__version__,
         "command": typed(),
+        "repeat": _repeats(config),
         "arguments": asdict(options),
         "method": {"name": options.method},
         "data": {"name": options.data},

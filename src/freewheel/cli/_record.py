@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from freewheel.cli._config import write_config
+from freewheel.cli._config import NAME, write_config
 from freewheel.cli._end import callbacks
 from freewheel.cli._facts import run_facts, several_facts
 from freewheel.cli._job import Job
@@ -94,7 +94,7 @@ def recording_several(options: TrainOptions, names: list[str]) -> Iterator[tuple
     made = options.run_dir is None
     folder = _new_folder(options) if options.run_dir is None else options.run_dir
     try:
-        with RunRecorder(folder, facts=several_facts(options, names), goes_on=True) as recorder:
+        with RunRecorder(folder, facts=several_facts(options, folder / NAME, names), goes_on=True) as recorder:
             yield replace(options, run_dir=folder), recorder
     except BaseException:
         if made and not any(is_run(folder / name) for name in names):

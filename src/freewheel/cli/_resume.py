@@ -13,7 +13,7 @@ from freewheel.cli._method_options import complete_options, write_value
 from freewheel.cli._places import resumed_places, stored_checkpoints
 from freewheel.cli._recipe import recipe_defaults
 from freewheel.cli._train_options import flag
-from freewheel.runs import is_run
+from freewheel.runs import Run, is_run
 from freewheel.runtime import is_one_of_several
 from freewheel.trainer import History
 
@@ -55,6 +55,10 @@ def options_of_run(folder: Path, typed: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"--resume {folder}: {NAME} was changed after the run began; undo that, or begin a new run with "
             f"--config {path}"
+        )
+    if is_run(folder) and not (run := Run.open(folder)).children and not stored_checkpoints(run.folder).is_dir():
+        raise FileNotFoundError(
+            f"--resume {folder}: that run has no checkpoints to go on from; --config {path} begins it anew"
         )
     stored = {**read_config(path, "--resume"), **resumed_places(folder)}
     if is_one_of_several():

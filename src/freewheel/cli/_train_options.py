@@ -246,7 +246,7 @@ class TrainOptions:
     ] = None
     write_config: Annotated[
         Path | None,
-        declare(CHECKPOINTS, "FILE", "Write a config that repeats the run here, instead of beside its other files."),
+        declare(CHECKPOINTS, "FILE", "Write a config that repeats the run here, too."),
     ] = None
     checkpoints: Annotated[
         bool, declare(CHECKPOINTS, "", "Save checkpoints of the running pipeline in the folder of the run.")
