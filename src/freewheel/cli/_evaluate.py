@@ -20,9 +20,7 @@ from freewheel.trainer import Score
 def evaluate(
     run: Annotated[Path | None, declare(OPTIONS, "RUN", "The folder of a run; default: the newest in runs.")] = None,
     *,
-    data_root: Annotated[
-        Path | None, declare(OPTIONS, "DIR", "Folder with the files, if it has moved.")
-    ] = None,
+    data_root: Annotated[Path | None, declare(OPTIONS, "DIR", "Folder with the files, if it has moved.")] = None,
     device: Annotated[str, declare(OPTIONS, "NAME", "cpu or cuda.")] = "cpu",
     json: Annotated[Path | None, declare(OPTIONS, "FILE", "Write the score to this file.")] = None,
 ) -> int:
