@@ -150,6 +150,7 @@ def test_bench_speed_prints_tables_and_writes_json(monkeypatch: pytest.MonkeyPat
     part = {
         "rows": [{"name": "pipedream", "seconds": 0.25, "images_per_second": 1234.5, "kind": "threads"}],
         "bookkeeping": 0.012,
+        "tracing": {"threads": 0.004},
         "processes": 1.5,
         "compiled": {"sequential": 1.8, "bp_all_cores": 1.3},
         "ratios": {"sequential": 1.75, "bp_all_cores": 1.25, "torch_pipelining": 2.5, "moon": 3.0},
@@ -173,6 +174,7 @@ def test_bench_speed_prints_tables_and_writes_json(monkeypatch: pytest.MonkeyPat
     assert "3.00 times as fast as moon" in result.stdout
     assert "In processes a method is 1.50 times as fast as on threads." in result.stdout
     assert "Compiled stages are 1.30 times as fast as compiled PyTorch on all cores." in result.stdout
+    assert "A trace makes a step 0.4% longer on threads." in result.stdout
     assert f"wrote {file}" in result.stdout
     assert json.loads(file.read_text()) == {"64": part, "4": part}
 

@@ -111,6 +111,20 @@ def test_memory_counts_what_is_held():
     assert fw.plan("1f1b", k=2, micro=4).memory() == ((0, 2, 1), (0, 1, 1))
 
 
+def test_staleness_is_the_delay_less_the_update_of_the_same_round():
+    """Backward first, the update with the batch that is due comes before the forward of its round."""
+    for method, expected in {
+        "pipedream": (2, 1, 0),
+        "dsp": (4, 2, 0),
+        "fdg": (3, 1, 0),
+        "fr": (2, 1, 0),
+        "asyncfgd": (2, 1, 0),
+        "bp": (0, 0, 0),
+    }.items():
+        assert fw.plan(method, k=3, batches=14).staleness == expected
+    assert fw.plan("fdg", k=3, batches=2).staleness == (1, 1, 0), "no batch has waited for its full delay yet"
+
+
 def test_a_plan_answers_only_for_what_it_has():
     plan = fw.plan("fdg", k=2, batches=3)
     with pytest.raises(ValueError, match="stage=2: this plan has stages 0 to 1"):

@@ -70,6 +70,7 @@ def facts(method: Method, stages: int) -> list[str]:
     Example:
         >>> print("\n".join(facts(freewheel.DSP(), 2)))
         delays      2 0
+        staleness   2 0
         locks left  none
         <BLANKLINE>
         stage  inputs  graphs  weight copies  queues to the next stage
@@ -77,6 +78,7 @@ def facts(method: Method, stages: int) -> list[str]:
         1      0       1       1              -
         >>> print("\n".join(facts(freewheel.AsyncFGD(), 2)))
         delays      1 0
+        staleness   1 0
         locks left  none
         no graphs; a batch whose derivative is pending retains the seed of its tangents
         <BLANKLINE>
@@ -87,6 +89,7 @@ def facts(method: Method, stages: int) -> list[str]:
     plan, pipeline = steady_plan(method, stages), method.pipeline(stages)
     lines = [
         f"delays      {' '.join(map(str, plan.delays))}",
+        f"staleness   {' '.join(map(str, plan.staleness))}",
         f"locks left  {', '.join(locks(plan)) or 'none'}",
     ]
     queues = [*(_queues(plan, *lengths) for lengths in plan.schedule.lengths()), "-"]

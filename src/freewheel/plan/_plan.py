@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -83,6 +84,23 @@ class Plan:
     def delays(self) -> tuple[int, ...]:
         """For each stage, the number of batches it has forwarded beyond the one it learns from, in steady state."""
         return self.schedule.delays
+
+    @cached_property
+    def staleness(self) -> tuple[int, ...]:
+        """For each stage, the most updates between the forward of a batch and the update with it.
+
+        In steady state every batch has that many: as many as the delay, or one fewer where a late stage goes backward
+        first.
+        """
+        return tuple(max(self._stale_updates(stage), default=0) for stage in range(self.schedule.stages))
+
+    def _stale_updates(self, stage: int) -> Iterator[int]:
+        seen: dict[int, int] = {}  # batch -> version at its first forward
+        for action in self.streams[stage]:
+            if action.op is Op.FORWARD and action.version is not None:
+                seen.setdefault(action.batch, action.version)
+            elif action.op is Op.UPDATE and action.version is not None:
+                yield action.version - seen[action.batch]
 
     @cached_property
     def locks(self) -> frozenset[str]:
