@@ -1,11 +1,11 @@
 # `make demo` trains on digits; `make test` runs the tests that show everything once, `make test-all` every combination;
-# `make check` is `make test` with format, lint and types; `make mutations` breaks the code to see that `make test` notices.
+# `make check` is `make test` with format, lint and types; `make docs` builds the site; `make mutations` breaks the code to see that `make test` notices.
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest --numprocesses=3 --dist=worksteal
-SOURCES := src tests examples
+SOURCES := src tests examples docs
 
-.PHONY: demo test test-all check format lint types same mutations soak bench clean
+.PHONY: demo test test-all check docs docs-serve format lint types same mutations soak bench clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -22,6 +22,12 @@ test-all: .venv/ready
 	$(PYTEST) --hypothesis-profile=exhaustive
 
 check: lint types test
+
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+docs-serve: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 format: .venv/ready
 	$(BIN)/ruff format $(SOURCES)
@@ -47,4 +53,4 @@ bench: .venv/ready
 	$(BIN)/freewheel bench speed
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site src/*.egg-info .pytest_cache .ruff_cache .hypothesis

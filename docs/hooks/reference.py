@@ -1,0 +1,158 @@
+"""The API reference: a page for each package, with an entry for each name that it exports."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "freewheel"
+PAGES = {
+    "trainer": "Training",
+    "split": "Splitting",
+    "methods": "Methods",
+    "credit": "Credit",
+    "corrections": "Corrections",
+    "tangents": "Tangents",
+    "feedback": "Feedback weights",
+    "racing": "Races",
+    "plan": "Plans",
+    "stage": "Stages",
+    "runtime": "Runtimes",
+    "checkpoint": "Checkpoints",
+    "runs": "Runs",
+    "trace": "Traces",
+    "data": "Data",
+    "models": "Models",
+    "recipes": "Recipes",
+    "reproduce": "The papers' tables",
+    "check": "The check",
+}
+HOMELESS = "trainer"  # the page of what is in no package
+FOLDER = "reference/api"
+
+
+def exported(package: str) -> dict[str, str]:
+    """Return the public names of a package (`""`: freewheel itself), each with the package that it comes from.
+
+    Example:
+        >>> exported("")["Plan"], exported("plan")["Op"], exported("")["accuracy"]
+        ('plan', 'plan', 'trainer')
+    """
+    found = {}
+    for node in ast.parse((SOURCE / package / "__init__.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            home = node.module.split(".")[1] if "." in node.module else ""
+            found |= {name.asname: home for name in node.names if name.asname is not None and home}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found[node.name] = package
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found[node.target.id] = package
+    public = {name: home for name, home in found.items() if not name.startswith("_")}
+    return {name: home if home in PAGES else HOMELESS for name, home in public.items()}
+
+
+@cache
+def entries() -> dict[str, list[str]]:
+    """Return the entries of each page: names that users type as `fw.NAME` come first, and only once.
+
+    Example:
+        >>> "freewheel.Plan" in entries()["plan"], "freewheel.plan.Op" in entries()["plan"]
+        (True, True)
+    """
+    top = exported("")
+    pages = {page: [f"freewheel.{name}" for name, home in top.items() if home == page] for page in PAGES}
+    for page, names in pages.items():
+        names += [f"freewheel.{page}.{name}" for name in exported(page) if name not in top]
+    return pages
+
+
+def page_text(page: str) -> str:
+    """Return the page of a package."""
+    about = ast.get_docstring(ast.parse((SOURCE / page / "__init__.py").read_text(encoding="utf-8"))) or ""
+    about = re.sub(r"(?m)(?:^    .*\n?)+", lambda block: f"\n```text\n{block.group().rstrip()}\n```\n", about)
+    described = [name for name in entries()[page] if has_docstring(name)]
+    values = [f"- `{name}` {{ #{name} }}: {_value(name)}" for name in entries()[page] if name not in described]
+    last = ["## Values and types", "\n".join(values)] if values else []
+    return "\n\n".join([f"# {PAGES[page]}", about, *(f"::: {name}" for name in described), *last]) + "\n"
+
+
+def has_docstring(name: str) -> bool:
+    """Whether a name has a docstring of its own: classes and functions have, tables and types have not."""
+    found = inspect.unwrap(_found(name))
+    return inspect.isclass(found) or inspect.isfunction(found)
+
+
+def _found(name: str) -> Any:
+    package, _, last = name.rpartition(".")
+    return getattr(import_module(package), last)
+
+
+def _value(name: str) -> str:
+    found = _found(name)
+    if isinstance(found, dict):
+        return "a dict of " + ", ".join(f"`{key}`" for key in found)
+    shown = re.sub(r"freewheel\.[\w.]*\.|typing\.|collections\.abc\.", "", repr(found))
+    return f"`{shown}`"
+
+
+def index_text() -> str:
+    """Return the page that lists all names."""
+    rows = ["# API", "`fw` is `import freewheel as fw`. Everything public, by package:", ""]
+    for page, title in PAGES.items():
+        names = ", ".join(f"[`{_typed(name)}`]({page}.md#{name})" for name in entries()[page])
+        rows += [f"**[{title}]({page}.md)**, `freewheel.{page}`: {names}", ""]
+    return "\n".join(rows)
+
+
+def _typed(name: str) -> str:
+    return name.replace("freewheel.", "fw." if name.count(".") == 1 else "", 1)
+
+
+def on_config(config: Any) -> Any:
+    """Put the pages into the navigation; called by mkdocs."""
+    section = next(part["Reference"] for part in config.nav if "Reference" in part)
+    api = next(part for part in section if "API" in part)
+    api["API"] = [api["API"], *({title: f"{FOLDER}/{page}.md"} for page, title in PAGES.items())]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages; called by mkdocs."""
+    from mkdocs.structure.files import File
+
+    files.append(File.generated(config, f"{FOLDER}/index.md", content=index_text()))
+    for page in PAGES:
+        files.append(File.generated(config, f"{FOLDER}/{page}.md", content=page_text(page)))
+    return files
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Link names such as `fw.Trainer` to their entries; called by mkdocs."""
+    if page.file.src_uri.startswith((FOLDER, "source/")):
+        return html
+    return linked(html)
+
+
+def linked(html: str) -> str:
+    """Link each `fw.NAME` in code within the text that is no link and no heading yet.
+
+    Example:
+        >>> linked("<p><code>fw.FDG(shrink=0.5)</code></p>")
+        '<p><autoref identifier="freewheel.FDG" optional><code>fw.FDG(shrink=0.5)</code></autoref></p>'
+    """
+    known = {*exported(""), *PAGES}
+
+    def link(match: re.Match[str]) -> str:
+        first = (match["name"] or "").partition(".")[0]
+        if first not in known:
+            return match.group()
+        return f'<autoref identifier="freewheel.{match["name"]}" optional>{match.group()}</autoref>'
+
+    skipped = r"<(?P<tag>a|pre|h\d)\b.*?</(?P=tag)>"
+    code = r"<code>fw\.(?P<name>\w+(?:\.[A-Za-z]\w*)?)(?:\([^<]*)?</code>"
+    return re.sub(f"{skipped}|{code}", link, html, flags=re.DOTALL)

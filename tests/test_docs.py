@@ -1,0 +1,73 @@
+"""The pages: no link or anchor leads nowhere, and the reference has an entry for each public name."""
+
+import importlib
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import freewheel as fw
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "docs" / "hooks"))
+import repository  # noqa: E402
+
+import reference  # noqa: E402
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def anchors(page: Path) -> set[str]:
+    """What can follow a `#`, as the hosts of repositories and the site write it."""
+    text = repository.CODE.sub(
+        lambda code: code.group().strip("`") if "\n" not in code.group() else "", page.read_text()
+    )
+    headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def dead(page: Path) -> list[str]:
+    """The links of a page that lead nowhere."""
+    found = []
+    for link in repository.links(page.read_text(encoding="utf-8")):
+        there = (page.parent / link["path"]).resolve() if link["path"] else page
+        anchor = (link["anchor"] or "")[1:]
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there)):
+            found.append(link.group())
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_link_is_dead(page):
+    assert dead(page) == []
+
+
+def test_a_dead_link_and_a_dead_anchor_are_found(tmp_path):
+    (tmp_path / "there.md").write_text("# A head\n```\n# none\n```\n")
+    page = tmp_path / "page.md"
+    page.write_text("[a](there.md#a-head) [b](gone.md) [c](there.md#none) [d](#page) `[e](code.md)`\n# Page\n")
+    assert dead(page) == ["gone.md", "there.md#none"]
+
+
+def test_docstrings_link_to_nothing_outside_of_the_code():
+    """A page of the reference has another place than its module: relative links would break there."""
+    for path in (ROOT / "src").rglob("*.py"):
+        assert not re.search(r"\]\([^)\s]+\.md", path.read_text(encoding="utf-8")), path
+
+
+def test_every_public_name_has_an_entry_and_a_docstring():
+    pages = {page: reference.page_text(page) for page in reference.PAGES}
+    for name in (name for name in vars(fw) if not name.startswith("_") and not inspect.ismodule(vars(fw)[name])):
+        assert any(f"`freewheel.{name}`" in text or f"::: freewheel.{name}\n" in text for text in pages.values()), name
+    for names in reference.entries().values():
+        for name in filter(reference.has_docstring, names):
+            package, _, last = name.rpartition(".")
+            assert inspect.getdoc(getattr(importlib.import_module(package), last)), name
+
+
+def test_every_package_has_a_page():
+    folders = {init.parent.name for init in (ROOT / "src" / "freewheel").glob("*/__init__.py")}
+    assert folders - reference.PAGES.keys() == {"cli", "bench"}
