@@ -15,6 +15,7 @@ from freewheel.cli._output import INTERRUPTED, print_line
 from freewheel.cli._plan import plan
 from freewheel.cli._ranks import follows, reports_errors
 from freewheel.cli._recipes import recipes
+from freewheel.cli._report import report
 from freewheel.cli._reproduce import reproduce
 from freewheel.cli._resume import fill_in
 from freewheel.cli._train import train
@@ -43,6 +44,7 @@ app = App(
 )
 app.command(train, config=fill_in, sort_key=1)
 app.command(evaluate, sort_key=1)
+app.command(report, sort_key=1)
 app.command(plan, sort_key=2)
 app.command(methods, sort_key=3)
 app.command(recipes, sort_key=3)

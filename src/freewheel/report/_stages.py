@@ -1,0 +1,118 @@
+"""What each stage did with its time, how stale it learned, and what it kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from freewheel.report import _words as words
+from freewheel.runs import Run
+from freewheel.trace import Trace
+from freewheel.trainer import Epoch
+
+PARTS = {
+    "compute": "computing",
+    "before": "waiting for the stage before",
+    "after": "waiting for the stage after",
+    "data": "waiting for data",
+    "other": "other",
+}
+UNTRACED = "This run has no trace; freewheel train --trace records one."
+
+
+def shares_of(run: Run, trace: Trace | None, epochs: Sequence[Epoch]) -> dict[str, Any]:
+    """Where the time of each stage went: by the trace, or by the history what it computed."""
+    if trace is not None and trace.events:
+        values = trace.shares()
+        rows = list(trace.meta.get("rows") or names_of(run, trace.stages))
+        note = "Under simulate one thread runs all stages in turn: other is mostly the turns of other stages."
+        return {
+            "rows": rows,
+            "parts": [{"key": key, "text": text} for key, text in PARTS.items()],
+            "values": [[round(each[part], 5) for part in PARTS] for each in values],
+            "note": note if run.facts.get("runtime") == "simulate" else "",
+            "source": f"Of {words.seconds(trace.seconds)} that were traced.",
+        }
+    busy = [epoch.busy for epoch in epochs if epoch.complete and epoch.busy] or [e.busy for e in epochs if e.busy]
+    if not busy:
+        return {"missing": f"{UNTRACED} Without it, the share of computing is known once an epoch has ended."}
+    means = [fmean(each) for each in zip(*busy)]
+    return {
+        "rows": names_of(run, len(means)),
+        "parts": [{"key": "compute", "text": "computing"}, {"key": "other", "text": "not computing"}],
+        "values": [[round(mean, 5), round(max(0.0, 1 - mean), 5)] for mean in means],
+        "note": f"{UNTRACED} It says what a stage waited for.",
+        "source": "Mean over the epochs.",
+    }
+
+
+def names_of(run: Run, count: int) -> list[str]:
+    """What the stages are called, or the workers of a race."""
+    if run.facts.get("method", {}).get("delays", 0) is None:
+        return ["all workers"] if count == 1 else [f"worker {worker}" for worker in range(count)]
+    return [f"stage {stage}" for stage in range(count)]
+
+
+def staleness_of(run: Run, trace: Trace | None, epochs: Sequence[Epoch]) -> dict[str, Any]:
+    """Updates between the forward of a batch and the update with it, measured and planned."""
+    method = run.facts.get("method", {})
+    delays, planned = method.get("delays"), method.get("staleness")
+    found = trace.staleness() if trace is not None else []
+    if any(found):
+        assert trace is not None
+        return {
+            "rows": list(trace.meta.get("rows") or names_of(run, len(found))),
+            "delays": delays,
+            "planned": planned,
+            "mean": [_mean(each) for each in found],
+            "counts": [[[late, number] for late, number in each.items()] for each in found],
+            "note": "The first batches are less stale than planned: the weights are new." if planned else "",
+        }
+    layers = epochs[-1].layers if epochs else {}
+    if layers:
+        return {
+            "rows": list(layers),
+            "delays": None,
+            "planned": None,
+            "mean": [round(layer.staleness, 3) for layer in layers.values()],
+            "most": [layer.stalest for layer in layers.values()],
+            "counts": None,
+            "note": "Changes of a layer between a forward and the update with its gradient, in the last epoch.",
+        }
+    staleness = next((epoch.staleness for epoch in reversed(epochs) if epoch.complete and epoch.staleness), None)
+    if staleness is None:
+        return {"missing": f"{UNTRACED} Without it, the mean staleness is known once an epoch has ended."}
+    return {
+        "rows": names_of(run, len(staleness)),
+        "delays": delays,
+        "planned": planned,
+        "mean": [round(each, 3) for each in staleness],
+        "counts": None,
+        "note": "Mean over the last whole epoch.",
+    }
+
+
+def _mean(counts: dict[int, int]) -> float | None:
+    number = sum(counts.values())
+    return round(sum(late * times for late, times in counts.items()) / number, 3) if number else None
+
+
+def memory_of(run: Run) -> dict[str, Any]:
+    """The peaks of a run, and what its plan keeps."""
+    final, kept = run.final or {}, run.facts.get("memory")
+    peaks = final.get("memory") or {}
+    found = [("this process", peaks.get("host")), ("the largest worker process", peaks.get("worker"))]
+    for device, each in (peaks.get("devices") or {}).items():
+        found += [(f"{device}, allocated", each["allocated"]), (f"{device}, reserved", each["reserved"])]
+    shown = [{"name": name, "bytes": value, "text": words.size(value)} for name, value in found if value]
+    if not shown and kept is None:
+        return {"missing": "Peaks of memory are known when the run has ended; there is no plan that says what is kept."}
+    return {
+        "peaks": shown,
+        "peaks_note": "" if shown else "Peaks of memory are known when the run has ended.",
+        "rows": [f"stage {stage}" for stage in range(len(kept or ()))],
+        "kept": None if kept is None else [[each["inputs"], each["graphs"], each["weights"]] for each in kept],
+        "parts": ["stored inputs", "graphs of batches under way", "copies of the weights"],
+        "kept_note": "" if kept is not None else "A race has no plan that says what each stage keeps.",
+    }

@@ -1,0 +1,134 @@
+"""Timelines, measured and planned, as columns of numbers.
+
+::
+
+    row     which of `rows`           0    0    1 …
+    op      which of `ops`            0    4    0 …    index of the name of an action
+    batch   micro   version           3 …              -1 where there is none
+    begin   length                    12 …             whole units
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from freewheel.report import _words as words
+from freewheel.runs import Run
+from freewheel.trace import DATA, Trace, TraceEvent
+
+MICRO = 1e6
+MOST = 12_000  # actions that a page draws, over all runs
+SHORTEST = 3  # µs: waits below it are not drawn
+NAMES = {"F": "forward", "R": "recomputation", "B": "backward", "U": "update", "S": "synchronisation", DATA: "data"}
+CHANNELS = {
+    "a": "an activation",
+    "g": "a gradient",
+    "t": "the turn",
+    "n": "gradient norms",
+    "c": "the clipping norm",
+    "r": "the gradients of replicas",
+    "e": "an error",
+    "d": "a directional derivative",
+}
+
+
+class Block(NamedTuple):
+    """What is drawn as one block."""
+
+    row: int
+    op: str
+    batch: int
+    micro: int | None
+    version: int | None
+    begin: int
+    length: int
+
+
+def measured_timeline(trace: Trace, most: int = MOST) -> dict[str, Any]:
+    """The timeline of a trace: its first events, in microseconds."""
+    if not trace.events:
+        return {"missing": "The trace is empty: no batch of this run was recorded."}
+    rows = row_keys(trace)
+    index = {key: row for row, key in enumerate(rows)}
+    events = [event for event in trace.events if event.is_compute or event.seconds * MICRO >= SHORTEST]
+    drawn = events[:most]
+    timeline = _columns((_block(event, index) for event in drawn), "µs", row_names(trace))
+    if len(drawn) < len(events):
+        until = words.seconds(drawn[-1].begin)
+        timeline["note"] = (
+            f"The first {len(drawn):,} of {len(events):,} actions are drawn, up to {until} of "
+            f"{words.seconds(trace.seconds)}; all other figures are of the whole trace."
+        )
+    return timeline
+
+
+def planned_timeline(run: Run) -> dict[str, Any]:
+    """The timeline of the plan, in ticks; a tick is divided in a thousand units."""
+    timeline = run.facts.get("timeline")
+    if timeline is None:
+        return {"missing": _no_plan(run)}
+    blocks = (
+        Block(stage, op, batch, micro, version, round(1000 * begin), round(1000 * (end - begin)))
+        for stage, op, batch, micro, version, begin, end in timeline["cells"]
+    )
+    return _columns(blocks, "ticks", [f"stage {stage}" for stage in range(run.facts["stages"])])
+
+
+def row_keys(trace: Trace) -> list[tuple[int, int]]:
+    """The replica and the stage of each row, replica by replica."""
+    return sorted({(event.replica, event.stage) for event in trace.events})
+
+
+def row_names(trace: Trace) -> list[str]:
+    """What each row is called."""
+    known: Sequence[str] = trace.meta.get("rows") or [f"stage {stage}" for stage in range(trace.stages)]
+    after = trace.replicas > 1
+    return [f"{known[stage]} · replica {replica}" if after else known[stage] for replica, stage in row_keys(trace)]
+
+
+def _no_plan(run: Run) -> str:
+    if run.facts.get("method", {}).get("delays", 0) is None:
+        return "This method has no plan: its workers race, and nobody knows beforehand who is first."
+    return "No plan is written in the folder of this run."
+
+
+def _block(event: TraceEvent, index: dict[tuple[int, int], int]) -> Block:
+    begin = round(event.begin * MICRO)
+    length = max(1, round(event.end * MICRO) - begin)
+    return Block(index[event.replica, event.stage], event.name, event.batch, event.micro, event.version, begin, length)
+
+
+def _columns(blocks: Iterable[Block], unit: str, rows: list[str]) -> dict[str, Any]:
+    blocks = list(blocks)
+    ops = list(dict.fromkeys(block.op for block in blocks))
+    number = {op: i for i, op in enumerate(ops)}
+    micros = any(block.micro for block in blocks)
+    return {
+        "unit": unit,
+        "rows": rows,
+        "ops": [{"name": op, "text": action_text(op), "computes": op.isupper()} for op in ops],
+        "row": [block.row for block in blocks],
+        "op": [number[block.op] for block in blocks],
+        "batch": [block.batch for block in blocks],
+        "micro": [-1 if block.micro is None else block.micro for block in blocks] if micros else None,
+        "version": [-1 if block.version is None else block.version for block in blocks],
+        "begin": [block.begin for block in blocks],
+        "length": [block.length for block in blocks],
+        "end": max((block.begin + block.length for block in blocks), default=0),
+    }
+
+
+def action_text(op: str) -> str:
+    """An action in words.
+
+    Example:
+        >>> action_text("F"), action_text(">a"), action_text("g>"), action_text("data")
+        ('forward', 'waits for an activation', 'sends a gradient', 'waits for data')
+    """
+    if op == DATA:
+        return "waits for data"
+    if op.isupper():
+        return NAMES.get(op, op)
+    what = CHANNELS.get(op.strip(">"), f"a message {op.strip('>')}")
+    return f"waits for {what}" if op.startswith(">") else f"sends {what}"
