@@ -12,16 +12,15 @@ import freewheel as fw
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "docs" / "hooks"))
-import repository  # noqa: E402
-
-import reference  # noqa: E402
+import api_pages  # noqa: E402
+import repository_pages  # noqa: E402
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def anchors(page: Path) -> set[str]:
     """What can follow a `#`, as the hosts of repositories and the site write it."""
-    text = repository.CODE.sub(
+    text = repository_pages.CODE.sub(
         lambda code: code.group().strip("`") if "\n" not in code.group() else "", page.read_text()
     )
     headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
@@ -32,7 +31,7 @@ def anchors(page: Path) -> set[str]:
 def dead(page: Path) -> list[str]:
     """The links of a page that lead nowhere."""
     found = []
-    for link in repository.links(page.read_text(encoding="utf-8")):
+    for link in repository_pages.links(page.read_text(encoding="utf-8")):
         there = (page.parent / link["path"]).resolve() if link["path"] else page
         anchor = (link["anchor"] or "")[1:]
         if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there)):
@@ -59,15 +58,15 @@ def test_docstrings_link_to_nothing_outside_of_the_code():
 
 
 def test_every_public_name_has_an_entry_and_a_docstring():
-    pages = {page: reference.page_text(page) for page in reference.PAGES}
+    pages = {page: api_pages.page_text(page) for page in api_pages.PAGES}
     for name in (name for name in vars(fw) if not name.startswith("_") and not inspect.ismodule(vars(fw)[name])):
         assert any(f"`freewheel.{name}`" in text or f"::: freewheel.{name}\n" in text for text in pages.values()), name
-    for names in reference.entries().values():
-        for name in filter(reference.has_docstring, names):
+    for names in api_pages.entries().values():
+        for name in filter(api_pages.has_docstring, names):
             package, _, last = name.rpartition(".")
             assert inspect.getdoc(getattr(importlib.import_module(package), last)), name
 
 
 def test_every_package_has_a_page():
     folders = {init.parent.name for init in (ROOT / "src" / "freewheel").glob("*/__init__.py")}
-    assert folders - reference.PAGES.keys() == {"cli", "bench"}
+    assert folders - api_pages.PAGES.keys() == {"cli", "bench"}
