@@ -188,7 +188,8 @@ class _Check:
             for (p, _), want in zip(pairs, wanted):
                 if id(p) not in known and want is not None and want.any():
                     raise MismatchError(f"no stage trains {names[id(p)]!r}, which plain PyTorch does; {ADVICE}")
-            wrong = self._schedule.credit.wrong_gradient(ours, wanted, coarse=self._coarse)  # pyright: ignore
+            tolerance = {"coarse": self._coarse, "compiled": self._config.compile}
+            wrong = self._schedule.credit.wrong_gradient(ours, wanted, **tolerance)  # pyright: ignore
             if wrong is not None:
                 index, how = wrong
                 name = names[id(pairs[index][0])]

@@ -18,7 +18,9 @@ from freewheel.stage import Blueprint, Stage
 if TYPE_CHECKING:
     from freewheel.methods import Pipeline
 
-NEGLIGIBLE = 1e-3  # a gradient smaller than this, beside those of all parameters, may be rounding
+# A gradient smaller than this, beside those of all parameters, may be rounding: that of a bias in front of BatchNorm, say.
+NEGLIGIBLE = 1e-3
+NEGLIGIBLE_COMPILED = 0.1  # Inductor sums in another order; beside float64, its rounding is up to 50 times as large
 
 
 class Credit(PlanCredit, ABC):
@@ -84,14 +86,19 @@ class Credit(PlanCredit, ABC):
         return self
 
     def wrong_gradient(
-        self, ours: Sequence[Tensor | None], plain: Sequence[Tensor | None], *, coarse: bool
+        self,
+        ours: Sequence[Tensor | None],
+        plain: Sequence[Tensor | None],
+        *,
+        coarse: bool,
+        compiled: bool,
     ) -> tuple[int, str] | None:
         """Return the first parameter whose gradient cannot be right, given plain PyTorch's, and what is wrong with it.
 
         By default that is one without a gradient, or with another one if the credit is exact. `coarse` is whether they
-        were computed in low precision.
+        were computed in low precision, `compiled` whether ours are those of compiled code.
         """
-        scale = NEGLIGIBLE * norm(plain)
+        scale = (NEGLIGIBLE_COMPILED if compiled else NEGLIGIBLE) * norm(plain)
         for i, (a, b) in enumerate(zip(ours, plain)):
             if a is None and b is not None and b.any():
                 return i, "is missing, but not"

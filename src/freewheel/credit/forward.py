@@ -122,7 +122,12 @@ class Forward(TangentOptions, Credit):
         return replace(self, tangents=1, direction=waves, scale=1.0, eager=True)
 
     def wrong_gradient(
-        self, ours: Sequence[Tensor | None], plain: Sequence[Tensor | None], *, coarse: bool
+        self,
+        ours: Sequence[Tensor | None],
+        plain: Sequence[Tensor | None],
+        *,
+        coarse: bool,
+        compiled: bool,
     ) -> tuple[int, str] | None:
         """Compare the directional derivative, where the tangents are known."""
         if self.direction is not waves:

@@ -67,7 +67,7 @@ def compiled(function: Function, inputs: Sequence[Tensor], *, recomputes: bool, 
         return aot_module_simplified(
             _Traced(function),  # pyright: ignore[reportArgumentType]
             list(inputs),
-            fw_compiler=_inductor,
+            fw_compiler=_forward,
             bw_compiler=partial(_inductor, is_backward=True),
             inference_compiler=_inference,
             partition_fn=partition,
@@ -128,10 +128,28 @@ def _inductor(gm: fx.GraphModule, example_inputs: Sequence[Any], **kind: Any) ->
         return compile_fx_inner(gm, example_inputs, cpp_wrapper=on_cpu, **kind)
 
 
+def _forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    metadata = TracingContext.get().fw_metadata
+    assert metadata is not None
+    first = metadata.num_mutated_inp_runtime_indices
+    _keep_strides(gm, range(first, first + metadata.num_outputs))
+    return _inductor(gm, example_inputs)
+
+
 def _inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
     with unseeded():
         gm = joint_graph_passes(gm) or gm
+    _keep_strides(gm, None)
     return _inductor(gm, example_inputs, is_inference=True)
+
+
+def _keep_strides(gm: fx.GraphModule, outputs: range | None) -> None:
+    """Let these outputs, or all, have the strides of eager execution: random numbers are drawn in the order of memory."""
+    node = gm.graph.output_node()
+    found = node.args[0]
+    assert isinstance(found, (list, tuple))
+    wanted = range(len(found)) if outputs is None else outputs
+    node.meta["user_visible_output_idxs"] = [i for i in wanted if isinstance(found[i], fx.Node)]
 
 
 @contextmanager
