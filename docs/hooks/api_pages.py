@@ -26,6 +26,7 @@ PAGES = {
     "checkpoint": "Checkpoints",
     "runs": "Runs",
     "trace": "Traces",
+    "report": "Reports",
     "data": "Data",
     "models": "Models",
     "recipes": "Recipes",
