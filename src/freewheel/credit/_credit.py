@@ -18,7 +18,7 @@ from freewheel.stage import Blueprint, Stage
 if TYPE_CHECKING:
     from freewheel.methods import Pipeline
 
-# A gradient smaller than this, beside those of all parameters, may be rounding: that of a bias in front of BatchNorm, say.
+# A gradient smaller than this, beside those of all parameters, may be rounding: that of a bias before BatchNorm, say.
 NEGLIGIBLE = 1e-3
 NEGLIGIBLE_COMPILED = 0.1  # Inductor sums in another order; beside float64, its rounding is up to 50 times as large
 

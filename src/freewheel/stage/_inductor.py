@@ -144,7 +144,7 @@ def _inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
 
 
 def _keep_strides(gm: fx.GraphModule, outputs: range | None) -> None:
-    """Let these outputs, or all, have the strides of eager execution: random numbers are drawn in the order of memory."""
+    """Let these outputs, or all, have the strides of eager execution: dropout draws in the order of memory."""
     node = gm.graph.output_node()
     found = node.args[0]
     assert isinstance(found, (list, tuple))
