@@ -53,7 +53,8 @@ def naps_of(monkeypatch, runtime, method="dsp", fits=(12,), **options):
     execute = Interpreter.execute
 
     def watched(self, action):
-        self._straggler and setattr(self._straggler._naps, "take", lambda s: now.append((self.stage.index, action, s)))
+        straggler = self._lanes[-1].straggler
+        straggler and setattr(straggler._naps, "take", lambda s: now.append((self.stage.index, action, s)))
         execute(self, action)
 
     monkeypatch.setattr(Interpreter, "execute", watched)

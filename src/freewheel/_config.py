@@ -68,6 +68,8 @@ class RunConfig:
             docs/guides/replicas.md.
         check: Whether to compare, on copies and a few samples of the first batch of each fit, what the stages compute
             with what the network computes as a whole; see docs/guides/check.md.
+        overlap: Whether late stages that recompute run the forward of a new batch on a second thread, beside the
+            recomputation and backward of an old one, where each process has the cores for it; never changes the result.
         slow: Simulated stragglers: `{1: (0.3, 0.5)}` makes 30 % of the batches take 50 % longer at stage 1, drawn from
             the seed; never changes the result.
     """
@@ -96,6 +98,7 @@ class RunConfig:
     replicas: int = 1
     slow: Stragglers | None = None
     check: bool = True
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         one_of("transport", self.transport, TRANSPORTS)
@@ -111,6 +114,7 @@ class RunConfig:
         whole_number("seed", self.seed, least=0)
         whole_number("slack", self.slack, least=0)
         of_type("compile", self.compile, bool, "give True or False")
+        of_type("overlap", self.overlap, bool, "give True or False")
         if self.threads is not None:
             whole_number("threads", self.threads, least=1)
         number("timeout", self.timeout, above=0, hint="the seconds to wait", finite=False)

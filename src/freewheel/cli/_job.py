@@ -185,5 +185,6 @@ def _trainer(
         compile=bool(options.compile),
         threads=options.threads,
         slack=options.slack,
+        overlap=options.overlap,
         slow=settings.stragglers,
     )

@@ -19,7 +19,7 @@ from freewheel.trainer import History
 
 # Options that change no result, so that a run may continue with others.
 FREE = (
-    *("runtime", "slack", "data_root", "save_every", "compare", "json", "save", "quiet", "resume"),
+    *("runtime", "slack", "overlap", "data_root", "save_every", "compare", "json", "save", "quiet", "resume"),
     *("run", "run_dir", "trace", "trace_batches"),
 )
 

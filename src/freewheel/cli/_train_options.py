@@ -130,6 +130,15 @@ class TrainOptions:
         int | None, declare(RUN, "N", "Intra-op threads per stage; default: the cores divided by the stages.")
     ] = None
     slack: Annotated[int, declare(RUN, "N", "Extra length of the queues; never changes the result.")] = 0
+    overlap: Annotated[
+        bool,
+        declare(
+            RUN,
+            "",
+            "Methods that recompute, such as dsp: forward a batch on a second thread, beside the backward of an older "
+            "one, where every stage has the cores for it; never changes the result.",
+        ),
+    ] = False
     check: Annotated[
         bool, declare(RUN, "", "Compare the stages with the whole network on a few samples before training.")
     ] = True

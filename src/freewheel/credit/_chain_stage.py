@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from copy import copy
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from freewheel.stage import (
     WeightVersions,
     add,
     check_not_compiled,
+    copied,
     copies,
     flatten,
     late_weights,
@@ -58,15 +60,23 @@ class ChainStage(Stage):
         self._changes_weights = self.delay > 0 and self.schedule.weights == "current"
         self._inspects, self._reentrant = True, False
         if self.config.compile:
-            options = {"recomputes": not self._changes_weights, "donates": self.config.runtime != "graph"}
-            self._compute = CompiledFunction(self._plain_call, self._holders, self.index, blueprint.code, **options)
+            self._compute = self._compiled()
         self._forget()
+
+    def _compiled(self) -> CompiledFunction:
+        options = {"recomputes": not self._changes_weights, "donates": self.config.runtime != "graph"}
+        return CompiledFunction(self._plain_call, self._holders, self.index, self.blueprint.code, **options)
 
     def check(self) -> None:
         """Reject compiled modules whose backward must see other weights than their forward."""
         super().check()
         if self._changes_weights:
             check_not_compiled(self.module, self.index, "weights='current'")
+        if self.overlaps and self.device.type != "cpu":
+            raise ValueError(
+                f"overlap=True with stages[{self.index}] on {self.device}: the two passes of a stage run side by side "
+                "on cores only; leave it out"
+            )
 
     @property
     def learns_as_a_whole(self) -> bool:
@@ -92,6 +102,22 @@ class ChainStage(Stage):
             GRADIENT.send: lambda unit: self._input_gradients,
             GRADIENT.receive: lambda unit, gradients: setattr(self, "_output_gradients", gradients),
         }
+
+    def beside_forwards(self) -> Verbs:
+        """Return recomputations and backwards of another module on the same weights."""
+        other = copy(self)  # what is pending is in both
+        other.module = copied(self.module, {id(p): p for p in self.module.parameters()})
+        if self._compute is not None:
+            other._compute = other._compiled()
+            other._compute.refresh()
+        verbs = other.verbs()
+
+        def backward(unit: Unit) -> None:
+            verbs[Op.BACKWARD](unit)
+            self._gradients, self._stale_weights = other._gradients, other._stale_weights
+            other._gradients, other._stale_weights = [], ()
+
+        return {op: verbs[op] for op in (Op.RECOMPUTE, GRADIENT.send, GRADIENT.receive)} | {Op.BACKWARD: backward}
 
     def _forget(self) -> None:
         self._stored: dict[Unit, StoredInput] = {}
@@ -310,7 +336,7 @@ class ChainStage(Stage):
         pending = to_device(pending, self.device)
         super().restore(pending)
         before = self.version, self._edits
-        self._stored = {unit: StoredInput(*stored) for unit, stored in pending["stored"].items()}
+        self._stored |= {unit: StoredInput(*stored) for unit, stored in pending["stored"].items()}
         self.weights.restore(pending["weights"])
         for unit, (self.version, x, target, share, buffers, saved) in pending["graphs"].items():
             with scratch_buffers(self.module, buffers), self.weights.replaying(saved):

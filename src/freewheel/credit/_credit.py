@@ -74,6 +74,12 @@ class Credit(PlanCredit, ABC):
         """Reject `compile=True`, unless `_plain_call` of its stages returns all that it computes."""
         raise ValueError(f"compile=True with credit={self.name!r}, which it cannot compile: leave compile out")
 
+    def check_overlap(self) -> None:
+        """Reject `overlap=True`, unless `beside_forwards` of its stages may run on another thread than forwards."""
+        raise ValueError(
+            f"overlap=True with credit={self.name!r}, whose forwards cannot run beside backwards: leave overlap out"
+        )
+
     def check_epochs(self, stages: Sequence[Stage], epochs: range) -> None:
         """Reject options that are invalid in one of these epochs, before the first starts."""
 

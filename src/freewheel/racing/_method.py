@@ -95,6 +95,7 @@ class Racing(Method):
             "slack": config.slack != 0,
             "accumulate": config.accumulate != 1,
             "slow": bool(config.slow),
+            "overlap": config.overlap,
             "compile": config.compile,
         }
         for name, is_given in given.items():

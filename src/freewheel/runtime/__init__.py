@@ -2,6 +2,7 @@
 
 from freewheel.runtime._auto import Auto
 from freewheel.runtime._channels import SHUTDOWN_SECONDS as SHUTDOWN_SECONDS, ClosedError as ClosedError
+from freewheel.runtime._cut import Snapshot as Snapshot
 from freewheel.runtime._errors import (
     LostError as LostError,
     StageError as StageError,
@@ -11,7 +12,7 @@ from freewheel.runtime._errors import (
 from freewheel.runtime._feed import Feed as Feed, Start as Start
 from freewheel.runtime._generators import recall as recall, remember as remember, seeded as seeded
 from freewheel.runtime._graph import Graphs
-from freewheel.runtime._interpreter import NOT_FINITE as NOT_FINITE, Interpreter as Interpreter, Snapshot as Snapshot
+from freewheel.runtime._interpreter import NOT_FINITE as NOT_FINITE, Interpreter as Interpreter
 from freewheel.runtime._micro_batches import split_samples as split_samples
 from freewheel.runtime._prefetch import Prefetcher as Prefetcher, common as common
 from freewheel.runtime._processes import Processes

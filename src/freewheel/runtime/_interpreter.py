@@ -9,51 +9,29 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from freewheel.checkpoint import Checkpoint, CheckpointWriter, Counts, File, StageSnapshot
+from freewheel.checkpoint import Checkpoint, CheckpointWriter, Counts, StageSnapshot
 from freewheel.plan import ACTIVATION, TURN, Action, Op, Unit, in_flight, rest, stream
 from freewheel.runtime._channels import ClosedError
+from freewheel.runtime._cut import Snapshot
 from freewheel.runtime._errors import StageError
 from freewheel.runtime._feed import Announced
+from freewheel.runtime._lane import lanes_of
 from freewheel.runtime._layout import compact
 from freewheel.runtime._losses import Losses
 from freewheel.runtime._micro_batches import split_samples, split_time
+from freewheel.runtime._overlap import FORWARDS, Fail, overlapped
 from freewheel.runtime._spec import RunSpec
-from freewheel.runtime._straggler import Straggler
 from freewheel.runtime._wiring import input_name, links_of, target_name
 from freewheel.stage import Stage, Verbs, lead, load_buffers
-from freewheel.trace import Recording, Tracer, tracer_for
+from freewheel.trace import Tracer
 
 NOT_FINITE = "lower the learning rate, clip gradients (clip=1.0), or look for broken values in the data"
-
-
-@dataclass
-class Snapshot:
-    """One stage's contribution to a cut, after a number of batches; or the file that it has saved itself to then."""
-
-    stage: int
-    batches: int
-    busy: float  # seconds of work since the cut before
-    gaps: int  # updates between each forward and its own, added up since the cut before
-    losses: list[tuple[Tensor, int]] = field(default_factory=list)
-    state: dict[str, Any] | None = None
-    updates: int = 0  # since the cut before
-    saved: tuple[File, ...] = ()  # for a checkpoint: the files that it has written
-    replica: int = 0
-    step: bool = False  # whether it is the report of one update, with the loss of that batch alone
-    norm: Tensor | None = None  # of the gradient, for a report
-    layers: dict[str, tuple[int, int, float, int, float]] = field(default_factory=dict)  # of races: `LayerUpdates`
-    recordings: tuple[Recording, ...] = ()  # what has been traced
-
-    @property
-    def counts(self) -> Counts:
-        """The counts of the stage since the cut before."""
-        return Counts(self.busy, self.gaps, self.updates, self.losses)
 
 
 class Interpreter:
@@ -78,26 +56,24 @@ class Interpreter:
         tracer: Tracer | None = None,
     ) -> None:
         self.stage, self._feed, self._spec, self._on_snapshot = stage, feed, spec, on_snapshot
-        self._tracer = tracer or tracer_for(stage.index, stage.replica, stage.device, spec.trace)
+        self._lanes = lanes_of(stage, tracer, spec.trace)  # the last one for all but forwards
         self._writer = spec.writer
         stage.retains, stage.measures = spec.writer is not None, spec.norms
         self.inputs = ends[input_name(stage.replica)] if stage.index == 0 else None
         self.targets = ends.get(target_name(stage.replica, stage.index))
         self._links = links_of(stage, ends)
         self._schedule = stage.schedule
-        self._straggler = Straggler.of(stage)
         self._received: dict[Unit, Any] = {}  # activations, and at the first stage the batches
         self._expected: dict[Unit, tuple[Any, int, float]] = {}  # targets, sizes and shares of the replica's samples
         self._weight = 1.0  # of the batch that is being forwarded: the share of it that these samples are
         self._activation: Any = None  # to send
-        self._resend: deque[Any] = deque()  # messages that were in flight at the checkpoint
+        self._resend: dict[tuple[Op, Unit], Any] = {}  # messages that were in flight at the checkpoint
         flying = in_flight(self._schedule, stage.index, 1 + self._schedule.credit.lag) if spec.writer else ()
         most = Counter(action.op for action in flying)
         # Messages that may be in flight, for checkpoints.
         self._in_flight: dict[Op, deque[tuple[Unit, Any]]] = {op: deque(maxlen=count) for op, count in most.items()}
-        self._busy, self._gaps, self._updates, self._losses = 0.0, 0, 0, Losses(stage)
+        self._gaps, self._updates, self._losses = 0, 0, Losses(stage)
         self._skipped = 0  # batches before those that are interpreted, and between them
-        self.doing: tuple[Action, float] | None = None  # the work under way, and since when
         self._seen: dict[int, int] = {}  # batch -> version that its forward saw
         self._gap = 0  # of the last update
         self._verbs: Verbs = {
@@ -109,6 +85,16 @@ class Interpreter:
             TURN.receive: lambda unit, turn: None,
         }
 
+    @property
+    def doing(self) -> tuple[Action, float] | None:
+        """The work under way that began first, and since when."""
+        found = [lane.doing for lane in self._lanes]
+        return min((doing for doing in found if doing is not None), key=itemgetter(1), default=None)
+
+    def use(self, verbs: Verbs) -> None:
+        """Execute these ops by these functions from now on."""
+        self._verbs |= verbs
+
     def actions(self) -> Iterator[Action]:
         """The stage's stream, for as many batches as the feed announces."""
         if self._spec.checkpoint is not None:
@@ -116,7 +102,7 @@ class Interpreter:
         return stream(self._schedule, self.stage.index, self._numbers())
 
     def _numbers(self, number: int = 0) -> Iterator[int]:
-        return self._tracer.numbers(self._feed.numbers(number))
+        return self._lanes[-1].tracer.numbers(self._feed.numbers(number))
 
     def _resume(self, checkpoint: Checkpoint) -> Iterator[Action]:
         """The rest of a stream after a checkpoint; everything in flight is restored first."""
@@ -124,7 +110,7 @@ class Interpreter:
         snapshot = checkpoint.snapshot(stage.index, stage.replica)
         if snapshot.buffers is not None:
             load_buffers(stage.module, snapshot.buffers)
-        self._busy, self._gaps, self._updates, losses, later = snapshot.counts
+        self._lanes[-1].busy, self._gaps, self._updates, losses, later = snapshot.counts
         self._losses.restore(batches, losses, later)
         if snapshot.pending is None:
             stage.epoch = snapshot.epoch
@@ -132,8 +118,9 @@ class Interpreter:
             return
         stage.restore(snapshot.pending)
         self._seen = snapshot.seen
-        self._resend.extend(stage.decode(message) for _, _, message in snapshot.sent)
-        yield from (Action(Op(f"{letter}>"), batch, None, micro) for letter, (batch, micro), _ in snapshot.sent)
+        sent = [(Op(f"{letter}>"), unit, message) for letter, unit, message in snapshot.sent]
+        self._resend = {(op, (batch, micro)): stage.decode(message) for op, (batch, micro), message in sent}
+        yield from (Action(op, batch, None, micro) for op, (batch, micro), _ in sent)
         yield from rest(schedule, stage.index, batches, self._numbers(batches - 1))
 
     def ready(self, action: Action) -> bool:
@@ -144,31 +131,35 @@ class Interpreter:
             return True
         return channel.has_item if op.is_receive else channel.has_room
 
-    def run(self) -> None:
-        """Execute the whole stream, waiting where needed; give up at the next action once the run is closed."""
+    def run(self, fail: Fail) -> None:
+        """Execute the whole stream, waiting where needed; give up at the next action once the run is closed.
+
+        `fail` is called with an error of another thread of this stage, and closes the wires.
+        """
         if self.stage.device.type == "cuda":
             torch.cuda.set_device(self.stage.device)  # a thread begins without a GPU of its own
-        for action in self.actions():
-            if self._feed.closed:
-                raise ClosedError
-            self.execute(action)
+        with overlapped(self, fail) as execute:
+            for action in self.actions():
+                if self._feed.closed:
+                    raise ClosedError
+                execute(action)
 
     def execute(self, action: Action) -> None:
         """Execute one action."""
         op, batch, version, micro = action
-        unit = batch, micro or 0
+        unit, lane = (batch, micro or 0), self._lanes[0 if op in FORWARDS else -1]
         if not op.is_compute:
-            self._tracer.begin(op.value, *unit)
+            lane.tracer.begin(op.value, *unit)
             self._exchange(op, unit)
-            self._tracer.end()
+            lane.tracer.end()
             if self.stage.losses:
                 self._losses.note(batch + self._skipped)
             return
         if op is Op.FORWARD and not unit[1]:
             self._fetch(batch)
         started = time.perf_counter()
-        self.doing = action, started
-        self._tracer.begin(op.value, *unit, self._version(op, version))
+        lane.doing = action, started
+        lane.tracer.begin(op.value, *unit, self._version(op, version))
         try:
             if op is Op.UPDATE:
                 self._count_update(batch)
@@ -177,13 +168,13 @@ class Interpreter:
             replica = self.stage.replica if self._schedule.replicas > 1 else None
             action = action._replace(batch=batch + self._skipped)
             raise StageError(self.stage.index, action, error, replica=replica) from error
-        if self._straggler is not None:
-            self._straggler.hold_up(batch, started)
-        self._tracer.end()
-        self.doing = None
+        if lane.straggler is not None:
+            lane.straggler.hold_up(batch, started)
+        lane.tracer.end()
+        lane.doing = None
         if self.stage.losses:
             self._losses.note(batch + self._skipped)
-        self._busy += time.perf_counter() - started
+        lane.busy += time.perf_counter() - started
         if op is Op.UPDATE:
             self._after(batch)
 
@@ -199,7 +190,7 @@ class Interpreter:
         if op.is_receive:
             verb(unit, link.get())
             return
-        message = self._resend.popleft() if self._resend else verb(unit)
+        message = self._resend.pop((op, unit)) if (op, unit) in self._resend else verb(unit)
         if op in self._in_flight:
             self._in_flight[op].append((unit, message))
         link.put(message)
@@ -219,7 +210,8 @@ class Interpreter:
     def skip(self, batches: int) -> None:
         """Count batches that were launched without being interpreted, as those interpreted before them."""
         self._skipped += batches
-        self._tracer.skipped += batches
+        for lane in self._lanes:
+            lane.tracer.skipped += batches
         self._gaps += batches * self._gap
         self._updates += batches
         self.stage.shift(batches)
@@ -276,13 +268,20 @@ class Interpreter:
         """
         stage = self.stage
         copy = stage.state() if (self._spec.states or state) and stage.replica == 0 else None
-        counts = self._busy, self._gaps, self._losses.take(until)
-        recordings = self._tracer.take(whole=until is None)
+        counts = self._taken_busy(), self._gaps, self._losses.take(until)
+        recordings = tuple(each for lane in self._lanes for each in lane.tracer.take(whole=until is None))
         taken = Snapshot(
             stage.index, batches, *counts, copy, self._updates, replica=stage.replica, recordings=recordings
         )
-        self._busy, self._gaps, self._updates = 0.0, 0, 0
+        self._gaps, self._updates = 0, 0
         return taken
+
+    def _taken_busy(self) -> float:
+        """The seconds of work since the cut before, which begin at zero again."""
+        busy = sum(lane.busy for lane in self._lanes)
+        for lane in self._lanes:
+            lane.busy = 0.0
+        return busy
 
     def _report(self, batch: int) -> Snapshot:
         """The report of an update."""
@@ -300,6 +299,7 @@ class Interpreter:
         units = [(action.op, action.unit) for action in flying]
         assert held.keys() >= set(units), "a message in flight was not retained"
         sent = [(op.channel, unit, stage.encode(held[op, unit])) for op, unit in units]
-        counts = Counts(self._busy, self._gaps, self._updates, *self._losses.split(batches))
+        busy = sum(lane.busy for lane in self._lanes)
+        counts = Counts(busy, self._gaps, self._updates, *self._losses.split(batches))
         file = writer.write(batches, StageSnapshot.of(stage, writer.names[stage.index], counts, self._seen, sent))
         return Snapshot(stage.index, batches, 0.0, 0, saved=(file,), replica=stage.replica)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 
 from freewheel._cores import intra_op_threads
 from freewheel.runtime._channels import SHUTDOWN_SECONDS, ClosedError, Receiver, Sender
+from freewheel.runtime._cut import Snapshot
 from freewheel.runtime._errors import LostError
-from freewheel.runtime._interpreter import Interpreter, Snapshot
+from freewheel.runtime._interpreter import Interpreter
 from freewheel.runtime._remote import announcement, decode_snapshot
 from freewheel.runtime._run import Outcome, Run, cut_of
 from freewheel.runtime._threads import Event, Events, supervise

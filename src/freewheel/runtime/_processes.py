@@ -122,12 +122,17 @@ def _train(
         store, rank, world.titles, config.timeout, server=world.titles[caller], on_fault=lambda error: os._exit(LOST)
     )
     heartbeat.start()
+
+    def fail(error: BaseException) -> None:
+        heartbeat.faults.settle(error)
+        close_all(senders, receivers)
+
     try:
         interpreter = remote_interpreter(stage, rank, spec, senders, receivers)
         heartbeat.doing = lambda: interpreter.doing
         stage.begin(*spec.before)
         with seeded(spec.seed), deterministic_convolutions():
-            interpreter.run()
+            interpreter.run(fail)
         stage.end()
         last = interpreter.snapshot(stage.version, state=True)
         senders[f"{SNAPSHOT} {rank}"].put(encode_snapshot(last, last=True))

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from freewheel.checkpoint import File
 from freewheel.runtime._channels import ClosedError, Receiver, Sender
+from freewheel.runtime._cut import Snapshot
 from freewheel.runtime._feed import Start
-from freewheel.runtime._interpreter import Interpreter, Snapshot
+from freewheel.runtime._interpreter import Interpreter
 from freewheel.runtime._spec import RunSpec
 from freewheel.runtime._wiring import ANNOUNCE, SNAPSHOT
 from freewheel.stage import Stage

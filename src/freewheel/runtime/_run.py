@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from freewheel._config import RunConfig
 from freewheel.runtime._channels import Channel, Sender
+from freewheel.runtime._cut import Snapshot
 from freewheel.runtime._feed import Feed
-from freewheel.runtime._interpreter import Interpreter, Snapshot
+from freewheel.runtime._interpreter import Interpreter
 from freewheel.runtime._reading import Batch
 from freewheel.runtime._repeat import RepeatingFeed
 from freewheel.runtime._replicas import shards

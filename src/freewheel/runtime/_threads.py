@@ -87,7 +87,7 @@ def stage_thread(
             torch.set_num_threads(threads)
             for stream in streams:
                 torch.cuda.set_stream(stream)
-            interpreter.run()
+            interpreter.run(on_error)
             events.put(Event())
         except ClosedError:
             pass

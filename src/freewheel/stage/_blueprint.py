@@ -37,6 +37,10 @@ class StageOptions:
         """The source of the learning signal."""
         return self.schedule.credit  # pyright: ignore[reportReturnType]
 
+    def overlaps(self, stage: int) -> bool:
+        """Whether the forwards of a stage may run beside its recomputations and backwards."""
+        return self.config.overlap and self.schedule.delays[stage] > 0 and stage < self.schedule.stages - 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:

@@ -165,6 +165,15 @@ class Stage(ABC):
     def _loss(self, out: Tree, target: Tree) -> Tensor:
         return checked_loss(self._loss_function, out, to_device(target, self.device))
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether forwards may run beside what `beside_forwards` returns, each on a thread of its own."""
+        return self.options.overlaps(self.index)
+
+    def beside_forwards(self) -> Verbs:
+        """Return functions for ops that may run beside forwards."""
+        return {}
+
     @abstractmethod
     def contribution(self) -> Tree:
         """Return this replica's contribution to the all-reduce of the next update."""

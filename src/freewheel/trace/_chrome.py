@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from freewheel.trace._event import TraceEvent, messages, stale_updates
+from freewheel.trace._event import TraceEvent, messages, row_name, row_of, stale_updates
 
 FORMAT = "freewheel"  # the key of what only we read
 MICRO = 1e6
@@ -42,7 +42,8 @@ def read_chrome(path: Path) -> tuple[list[TraceEvent], dict[str, Any]]:
         with _opened(path, "rt") as file:
             content = json.load(file)
         meta = content["otherData"][FORMAT]
-        events = [_event(entry) for entry in content["traceEvents"] if entry["ph"] == "X"]
+        stages = len(meta["rows"])
+        events = [_event(entry, stages) for entry in content["traceEvents"] if entry["ph"] == "X"]
     except (ValueError, KeyError, TypeError, EOFError, OSError, zlib.error):
         raise ValueError(f"{path}: that is not a whole trace that Freewheel has written") from None
     return sorted(events, key=lambda event: (event.begin, event.end)), meta
@@ -56,24 +57,32 @@ def _opened(path: Path, mode: str) -> IO[str]:
 
 def _entries(events: Sequence[TraceEvent], meta: Mapping[str, Any]) -> Iterator[Entry]:
     """All entries of a file: names, slices, arrows and counters."""
-    rows: Sequence[str] = meta["rows"]
-    lanes = sorted({(event.replica, event.stage) for event in events})
-    for replica in sorted({replica for replica, _ in lanes}):
+    rows = sorted({row_of(event, meta) for event in events})
+    for replica in sorted({replica for replica, *_ in rows}):
         yield {"ph": "M", "name": "process_name", "pid": replica, "args": {"name": f"replica {replica}"}}
-    for replica, stage in lanes:
-        yield {"ph": "M", "name": "thread_name", "pid": replica, "tid": stage, "args": {"name": rows[stage]}}
-        yield {"ph": "M", "name": "thread_sort_index", "pid": replica, "tid": stage, "args": {"sort_index": stage}}
-    yield from map(_slice, events)
+    for index, row in enumerate(rows):
+        place = {"pid": row[0], "tid": _thread(row, meta)}
+        yield {"ph": "M", "name": "thread_name", **place, "args": {"name": row_name(row, meta)}}
+        yield {"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": index}}
+    for event in events:
+        yield _slice(event, _thread(row_of(event, meta), meta))
     pairs = list(messages(events, meta.get("ways", {})))
     for number, (send, receipt) in enumerate(pairs):
         shared = {"name": send.name.strip(">"), "cat": "message", "id": number}
-        yield {"ph": "s", **shared, "pid": send.replica, "tid": send.stage, "ts": _micro(send.begin)}
-        yield {"ph": "f", "bp": "e", **shared, "pid": receipt.replica, "tid": receipt.stage, "ts": _micro(receipt.end)}
+        begin, end = (_thread(row_of(event, meta), meta) for event in (send, receipt))
+        yield {"ph": "s", **shared, "pid": send.replica, "tid": begin, "ts": _micro(send.begin)}
+        yield {"ph": "f", "bp": "e", **shared, "pid": receipt.replica, "tid": end, "ts": _micro(receipt.end)}
     yield from _queues(pairs)
     yield from _staleness(events)
 
 
-def _slice(event: TraceEvent) -> Entry:
+def _thread(row: tuple[int, int, int], meta: Mapping[str, Any]) -> int:
+    """The number of a row in the format: those of forwards alone come after all stages."""
+    _, stage, beside = row
+    return stage + beside * len(meta["rows"])
+
+
+def _slice(event: TraceEvent, thread: int) -> Entry:
     begin, end = _micro(event.begin), _micro(event.end)
     number = f"{event.batch}.{event.micro}" if event.micro else f"{event.batch}"
     return {
@@ -81,16 +90,16 @@ def _slice(event: TraceEvent) -> Entry:
         "name": f"{event.name} {number}",
         "cat": "compute" if event.is_compute else "wait",
         "pid": event.replica,
-        "tid": event.stage,
+        "tid": thread,
         "ts": begin,
         "dur": round(end - begin, 3),
         "args": {"op": event.name, "batch": event.batch, "micro": event.micro, "version": event.version},
     }
 
 
-def _event(entry: Entry) -> TraceEvent:
+def _event(entry: Entry, stages: int) -> TraceEvent:
     given, begin = entry["args"], entry["ts"]
-    place = entry["tid"], entry["pid"], given["op"], given["batch"], given["micro"], given["version"]
+    place = entry["tid"] % stages, entry["pid"], given["op"], given["batch"], given["micro"], given["version"]
     return TraceEvent(*place, begin / MICRO, (begin + entry["dur"]) / MICRO)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+BESIDE = frozenset({"F", ">a", "a>"})  # what a stage may do beside all else: `overlap=True`
 
 
 class TraceEvent(NamedTuple):
@@ -43,6 +45,25 @@ class TraceEvent(NamedTuple):
     def is_compute(self) -> bool:
         """Whether it is a computation, and not a message or a wait for data."""
         return self.name.isupper()
+
+
+def row_of(event: TraceEvent, meta: Mapping[str, Any]) -> tuple[int, int, int]:
+    """The row of an event: its replica, its stage, and 1 for what the stage does beside all else.
+
+    Example:
+        >>> forward = TraceEvent(stage=1, replica=0, name="F", batch=3, micro=0, version=2, begin=0.5, end=0.75)
+        >>> row_of(forward, {}), row_of(forward, {"overlaps": [0, 1]})
+        ((0, 1, 0), (0, 1, 1))
+    """
+    beside = event.name in BESIDE and event.stage in meta.get("overlaps", ())
+    return event.replica, event.stage, int(beside)
+
+
+def row_name(row: tuple[int, int, int], meta: Mapping[str, Any]) -> str:
+    """What a row is called, but for its replica."""
+    _, stage, beside = row
+    name = meta["rows"][stage]
+    return f"{name}, forwards" if beside else name
 
 
 def stale_updates(events: Iterable[TraceEvent]) -> Iterator[tuple[TraceEvent, int]]:

@@ -15,7 +15,7 @@ from freewheel.trace._chrome import read_chrome, write_chrome
 from freewheel.trace._event import TraceEvent, messages, stale_updates
 from freewheel.trace._recording import DATA, NO_VERSION, Recording
 
-SHARES = ("compute", "before", "after", "data", "other")
+SHARES: tuple[str, ...] = ("compute", "before", "after", "data", "other")
 
 
 @dataclass(frozen=True)
@@ -108,16 +108,22 @@ class Trace:
 
         `before` and `after` are the stages before and after it: it waits for their messages, or for room in the queue
         to them. `data` is the loader, `other` the rest: Python, copies of messages, and under `simulate` the turns of
-        other stages.
+        other stages. A stage that does two things at once computes, if one of them is a computation.
         """
-        spent: list[dict[str, float]] = [dict.fromkeys(SHARES, 0.0) for _ in range(self.stages)]
-        covered: dict[tuple[int, int], float] = {}  # by stage and replica, the time until which one action has lasted
+        spent = [dict.fromkeys(SHARES, 0.0) for _ in range(self.stages)]
+        changes: dict[tuple[int, int], list[tuple[float, int, str]]] = {}
         for event in self.events:
-            key = event.stage, event.replica
-            begin = max(event.begin, covered.get(key, 0.0))  # what an action contains counts once
-            if event.end > begin:
-                spent[event.stage][self._share(event)] += event.end - begin
-                covered[key] = event.end
+            share = self._share(event)
+            found = changes.setdefault((event.stage, event.replica), [])
+            found += [(event.begin, 1, share), (event.end, -1, share)]
+        for (stage, _), found in changes.items():
+            under_way, since = dict.fromkeys(SHARES, 0), 0.0
+            for moment, change, share in sorted(found):
+                first = next((name for name in SHARES if under_way[name] > 0), None)  # a moment counts once
+                if first is not None:
+                    spent[stage][first] += moment - since
+                under_way[share] += change
+                since = moment
         whole = self.seconds * self.replicas or 1.0
         out = [{name: each[name] / whole for name in SHARES} for each in spent]
         for shares in out:

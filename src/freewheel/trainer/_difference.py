@@ -138,7 +138,8 @@ def _copy(trainer: Trainer, modules: Sequence[nn.Module], method: Method, states
     """A trainer of copies of these stages and the loss, in these states."""
     config = trainer.config
     own, loss = copied(([without_loss(module) for module in modules], loss_of(modules[-1], config.loss)))
-    changed = {"runtime": "simulate", "method": method, "loss": loss, "check": False, "compile": False, "slow": None}
+    changed = {"runtime": "simulate", "method": method, "loss": loss, "check": False, "slow": None}
+    changed |= dict.fromkeys(("compile", "overlap"), False)
     if config.scheduler_every == "epoch":  # within an epoch it changes nothing
         changed["scheduler"] = None
     copy = Trainer(own, **{f.name: getattr(config, f.name) for f in fields(config)} | changed)

@@ -15,7 +15,7 @@ from freewheel._config import RunConfig, check_stragglers
 from freewheel._cores import share
 from freewheel._errors import of_type, one_of, unknown
 from freewheel.check import check_network
-from freewheel.corrections import Accumulate, Correction
+from freewheel.corrections import Accumulate
 from freewheel.credit import Credit
 from freewheel.methods import Method, Pipeline, method as find_method
 from freewheel.plan import Plan, Schedule
@@ -75,7 +75,7 @@ def set_up(modules: Sequence[nn.Module], model: nn.Module, config: RunConfig, se
     if config.replicas > 1:
         pipeline.credit.check_replicas(config.replicas, pipeline)
     schedule = pipeline.schedule(slack=config.slack, norms=config.clips_globally, replicas=config.replicas)
-    _check_together(config, schedule, pipeline.corrections)
+    _check_together(config, schedule, pipeline)
     plan = Plan.build(schedule, settled(schedule)) if method.planned else None
     options = StageOptions(schedule=schedule, corrections=tuple(pipeline.corrections), config=config.for_workers())
     choice = RUNTIMES[config.runtime].choose(config, blueprints(modules, model, options), seconds)
@@ -109,9 +109,9 @@ def _check_tied(modules: Sequence[nn.Module], method: Method, credit: Credit) ->
         )
 
 
-def _check_together(config: RunConfig, schedule: Schedule, corrections: Sequence[Correction]) -> None:
+def _check_together(config: RunConfig, schedule: Schedule, pipeline: Pipeline) -> None:
     """Refuse what a method cannot do with these options."""
-    if config.clips_globally and any(correction.collects for correction in corrections):
+    if config.clips_globally and any(correction.collects for correction in pipeline.corrections):
         raise ValueError(
             "clip_scope='global' with Accumulate: the norm over all stages is that of one batch, not of those "
             "collected; clip each stage by its own norm (clip_scope='stage')"
@@ -122,6 +122,15 @@ def _check_together(config: RunConfig, schedule: Schedule, corrections: Sequence
             "gradients of the same batch, so the norm over all of them does not exist before some have been updated; "
             "clip each stage by its own norm (clip_scope='stage')"
         )
+    if config.overlap:
+        pipeline.credit.check_overlap()
+        # A forward, and the recomputation and backward after it in the plan, see the same version of the weights.
+        same = schedule.weights == "recompute" and schedule.order == "forward" and schedule.asynchronous
+        if not same or schedule.turns:
+            raise ValueError(
+                f"overlap=True with {schedule.name}: forwards run beside the recomputation and backward of an older "
+                "batch, which takes a method that recomputes and has no locks, such as 'dsp'; leave overlap out"
+            )
     if config.batch_dim and (schedule.micro > 1 or schedule.replicas > 1):
         raise ValueError(
             f"batch_dim={config.batch_dim} with {schedule.name}: micro-batches and replicas divide the first one, "

@@ -25,5 +25,6 @@ def traced_facts(setup: Setup) -> dict[str, Any]:
         "delays": list(schedule.delays) if setup.method.planned else None,
         "rows": list(setup.method.rows or (f"stage {k}" for k in range(schedule.stages))),
         "devices": [str(blueprint.device) for blueprint in setup.blueprints[: schedule.stages]],
+        "overlaps": [stage for stage in range(schedule.stages) if setup.options.overlaps(stage)],
         "ways": {message.letter: message.way for message in schedule.messages},
     }
