@@ -39,6 +39,19 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # -- forwards beside backwards
+    Mutation(
+        "overlap-update-does-not-wait",
+        "runtime/_overlap.py",
+        "        if action.op is Op.UPDATE:\n            self._thread.wait()\n",
+        "        if action.op is Op.UPDATE:\n",
+    ),
+    Mutation(
+        "overlap-on-one-module",
+        "credit/_chain_stage.py",
+        "other.module = copied(self.module, {id(p): p for p in self.module.parameters()})",
+        "other.module = self.module",
+    ),
     # -- CUDA graphs, by their stand-in
     Mutation(
         "graph-stage-on-another-stream",
@@ -278,14 +291,14 @@ MUTATIONS = [
     Mutation(
         "resume-messages-in-another-order",
         "runtime/_interpreter.py",
-        "(stage.decode(message) for _, _, message in snapshot.sent)",
-        "(stage.decode(message) for _, _, message in reversed(snapshot.sent))",
+        "self._resend.pop((op, unit))",
+        "self._resend.popitem()[1]",
     ),
     Mutation("resume-without-random-state", "runtime/_generators.py", "_set_generators(remembered)", "pass"),
     Mutation(
         "resume-without-counts",
         "runtime/_interpreter.py",
-        "self._busy, self._gaps, self._updates, losses, later = snapshot.counts",
+        "self._lanes[-1].busy, self._gaps, self._updates, losses, later = snapshot.counts",
         "losses, later = snapshot.counts[3:]",
     ),
     Mutation("resume-without-momentum", "checkpoint/_snapshot.py", "state[len(sources)] = states[name]", "pass"),
