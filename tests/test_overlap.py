@@ -30,10 +30,10 @@ def trained(stages: list[nn.Module], method: Any = "dsp", count: int = 12, **opt
     return tensors(*stages)
 
 
-@spread(row=RECOMPUTE, k=[2, 3, 4], optimizer=OPTIMIZERS.values(), runtime=["threads", "simulate", rarely("processes")])
+@spread(row=RECOMPUTE, k=[2, 3, 4], optimizer=OPTIMIZERS, runtime=["threads", "simulate", rarely("processes")])
 def test_it_changes_no_weight(row, k, optimizer, runtime):
     """Dropout, running statistics of BatchNorm and a smaller batch included."""
-    options = {"method": row.make(k), "optimizer": optimizer, "clip": 1.0}
+    options = {"method": row.make(k), "optimizer": OPTIMIZERS[optimizer], "clip": 1.0}
     wanted = trained(network(k), **options)
     assert same_bits(wanted, trained(network(k), **options, runtime=runtime, overlap=True))
 
