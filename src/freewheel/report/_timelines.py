@@ -10,12 +10,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from freewheel.report import _words as words
 from freewheel.runs import Run
-from freewheel.trace import DATA, Trace, TraceEvent
+from freewheel.trace import DATA, Trace, TraceEvent, row_name, row_of
 
 MICRO = 1e6
 MOST = 12_000  # actions that a page draws, over all runs
@@ -31,6 +31,7 @@ CHANNELS = {
     "e": "an error",
     "d": "a directional derivative",
 }
+Row = tuple[int, int, int]  # a row of a trace: see `row_of`
 
 
 class Block(NamedTuple):
@@ -49,11 +50,12 @@ def measured_timeline(trace: Trace, most: int = MOST) -> dict[str, Any]:
     """The timeline of a trace: its first events, in microseconds."""
     if not trace.events:
         return {"missing": "The trace is empty: no batch of this run was recorded."}
-    rows = row_keys(trace)
-    index = {key: row for row, key in enumerate(rows)}
+    rows = rows_of(trace)
+    index = {row: place for place, row in enumerate(rows)}
     events = [event for event in trace.events if event.is_compute or event.seconds * MICRO >= SHORTEST]
     drawn = events[:most]
-    timeline = _columns((_block(event, index) for event in drawn), "µs", row_names(trace))
+    blocks = (_block(event, index[row_of(event, trace.meta)]) for event in drawn)
+    timeline = _columns(blocks, "µs", list(rows.values()))
     if len(drawn) < len(events):
         until = words.seconds(drawn[-1].begin)
         timeline["note"] = (
@@ -75,16 +77,11 @@ def planned_timeline(run: Run) -> dict[str, Any]:
     return _columns(blocks, "ticks", [f"stage {stage}" for stage in range(run.facts["stages"])])
 
 
-def row_keys(trace: Trace) -> list[tuple[int, int]]:
-    """The replica and the stage of each row, replica by replica."""
-    return sorted({(event.replica, event.stage) for event in trace.events})
-
-
-def row_names(trace: Trace) -> list[str]:
-    """What each row is called."""
-    known: Sequence[str] = trace.meta.get("rows") or [f"stage {stage}" for stage in range(trace.stages)]
+def rows_of(trace: Trace) -> dict[Row, str]:
+    """What each row of a trace is called, replica by replica; a stage with two threads has two rows."""
+    rows = sorted({row_of(event, trace.meta) for event in trace.events})
     after = trace.replicas > 1
-    return [f"{known[stage]} · replica {replica}" if after else known[stage] for replica, stage in row_keys(trace)]
+    return {row: row_name(row, trace.meta) + (f" · replica {row[0]}" if after else "") for row in rows}
 
 
 def _no_plan(run: Run) -> str:
@@ -93,10 +90,10 @@ def _no_plan(run: Run) -> str:
     return "No plan is written in the folder of this run."
 
 
-def _block(event: TraceEvent, index: dict[tuple[int, int], int]) -> Block:
+def _block(event: TraceEvent, row: int) -> Block:
     begin = round(event.begin * MICRO)
     length = max(1, round(event.end * MICRO) - begin)
-    return Block(index[event.replica, event.stage], event.name, event.batch, event.micro, event.version, begin, length)
+    return Block(row, event.name, event.batch, event.micro, event.version, begin, length)
 
 
 def _columns(blocks: Iterable[Block], unit: str, rows: list[str]) -> dict[str, Any]:
