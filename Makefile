@@ -12,7 +12,12 @@ SOURCES := src tests examples docs
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: .venv/ready
+.venv/cli: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cli]'
+	@touch $@
+
+demo: .venv/cli
 	$(BIN)/freewheel train
 
 test: .venv/ready
