@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import time
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -18,6 +20,7 @@ from command_line import freewheel, good
 from freewheel.recipes import Recipe
 from freewheel.reproduce import EXPERIMENTS, Cell, Experiment, Watcher, _runner, reproduce, tables
 from freewheel.reproduce._experiment import Largest, Measure, Ratio, Value
+from freewheel.reproduce._markdown import heading
 from freewheel.reproduce._networks import DIGITS, DIGITS_NET
 from freewheel.reproduce._store import Store
 from freewheel.reproduce.experiments._nets import NETS, SMALL, TRANSFER
@@ -215,7 +218,7 @@ class Heard(Watcher):
     def __init__(self, interrupts_at: str = "nothing"):
         self.interrupts_at, self.texts = interrupts_at, []
 
-    def tell(self, text):
+    def tell(self, task, text):
         self.texts.append(text)
         if self.interrupts_at in text:
             signal.raise_signal(signal.SIGINT)
@@ -242,6 +245,81 @@ def test_an_interrupted_training_goes_on_to_the_same_result(run, tmp_path, metho
         assert ours[key] == theirs[key]
     assert len(ours["curve"]) == 5
     assert not Store(tmp_path, "cpu").work_folder(job, 0).exists()
+
+
+# Jobs side by side.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting(Job):
+    """Leaves a file and waits for those of the others: it only ends if all of them run at a time."""
+
+    folder: str
+    of: int
+    number: int
+    how: str = "well"
+
+    @property
+    def title(self):
+        return f"meeting {self.number}"
+
+    def run(self, context, seed):
+        if self.how == "fails":
+            raise ValueError("cannot come")
+        if self.how == "dies":
+            os._exit(7)
+        (Path(self.folder) / str(self.number)).touch()
+        while len(list(Path(self.folder).iterdir())) < self.of:
+            time.sleep(0.01)
+        context.tell("met")
+        return {"x": float(self.number), "pid": os.getpid()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed(Counting):
+    """Runs in this process, whatever runs beside the others."""
+
+    timed: ClassVar[bool] = True
+
+
+def test_jobs_run_side_by_side_and_what_measures_time_alone(run, tmp_path):
+    (tmp_path / "there").mkdir()
+    jobs = [Meeting(folder=str(tmp_path / "there"), of=3, number=i) for i in range(3)]
+    heard = Heard()
+    of = experiment(*(Value(job, "x") for job in jobs), Value(Timed(base=4.0), "x"))
+    report = run(of, jobs=3, watcher=heard)
+    assert [row.ours for row in report.rows] == [0.0, 1.0, 2.0, 4.0]
+    pids = {report.results(job)[0]["pid"] for job in jobs}
+    assert len(pids) == 3
+    assert os.getpid() not in pids
+    assert heard.texts == ["met"] * 3
+    assert Counting.calls == [(4.0, 0)]
+    assert report.at_once == 3
+    assert "Up to 3 trainings ran at a time" in "\n".join(heading(report))
+
+
+def test_a_job_that_fails_or_dies_is_named_and_the_others_go_on(run, tmp_path):
+    (tmp_path / "there").mkdir()
+    jobs = [
+        Meeting(folder=str(tmp_path / "there"), of=1, number=i, how=how)
+        for i, how in enumerate(("well", "fails", "dies"))
+    ]
+    report = run(experiment(*(Value(job, "x") for job in jobs)), jobs=2)
+    assert [row.error for row in report.rows] == ["", "cannot come", "its process ended with exit code 7"]
+
+
+def test_interrupted_trainings_side_by_side_go_on_to_the_same_result(run, tmp_path):
+    jobs = [replace(TRAINING, recipe=replace(STEPPED, epochs=epochs)) for epochs in (12, 13)]
+    of = experiment(*(Value(job, "last") for job in jobs))
+    broken = run(of, watcher=Heard("epoch 2 of"), jobs=2)
+    assert broken.interrupted
+    assert not any(broken.results(job) for job in jobs)
+    store = Store(tmp_path, "cpu")
+    assert any(list(store.work_folder(job, 0).rglob("checkpoint-*")) for job in jobs)
+    whole, resumed = run(of, run_dir=tmp_path / "whole"), run(of, jobs=2)
+    for job in jobs:
+        ((theirs,), (ours,)) = (report.results(job) for report in (whole, resumed))
+        assert [ours[key] for key in ("curve", "losses")] == [theirs[key] for key in ("curve", "losses")]
 
 
 def test_the_step_size_is_chosen_on_held_out_samples():
@@ -311,6 +389,7 @@ def test_the_command_prints_ours_beside_the_papers(tmp_path):
         (["fdg-table3", "--cells", "ResNet-77*"], "cells 'ResNet-77*': fdg-table3 has no such cell; its cells are"),
         (["fdg-table3", "--seeds", "0"], "seeds"),
         (["fdg-table3", "--list"], "fdg-table3 with --list"),
+        (["fdg-table3", "--jobs", "0"], "jobs"),
         (["fdg-table3"], "CIFAR-10: data set 'cifar10' is read from files: give --data-root"),
         (["fdg-table3", "--data-root", "{here}"], "CIFAR-10: "),
         (["async-table6"], "IMDb: data set 'imdb' is read from files: give --data-root"),

@@ -37,6 +37,9 @@ def reproduce(
         Path, declare(OPTIONS, "DIR", "Folder for results; what is there is not measured again.")
     ] = Path("runs"),
     compile: Annotated[bool, declare(OPTIONS, "", "Compile every stage.", negative=())] = False,
+    jobs: Annotated[
+        int, declare(OPTIONS, "N", "Trainings at a time, each in a process of its own; what measures time runs alone.")
+    ] = 1,
 ) -> int:
     """Measure a table or picture of a paper again, and print our numbers beside the paper's.
 
@@ -60,6 +63,7 @@ def reproduce(
             data_root=data_root,
             run_dir=run_dir,
             compile=compile,
+            jobs=jobs,
             watcher=watcher,
         )
     show_report(report, run_dir)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from freewheel.cli._output import print_line
-from freewheel.reproduce import Watcher
+from freewheel.reproduce import Outcome, Task, Watcher
 
 
 class Lines(Watcher):
@@ -23,40 +23,39 @@ class Lines(Watcher):
         if done:
             print_line(f"{done} of {total} jobs were done before", error=True)
 
-    def job(self, title: str) -> None:
-        """Remember it."""
-        self._title = title
-
-    def end(self, outcome: str) -> None:
+    def end(self, task: Task, outcome: Outcome) -> None:
         """Print a line."""
         self._done += 1
-        print_line(f"{self._done} of {self._total}: {self._title}: {outcome}", error=True)
+        print_line(f"{self._done} of {self._total}: {task.title}: {outcome}", error=True)
 
 
-class Bar(Lines):
-    """A bar for all jobs, with the current one and what it does below."""
+class Bars(Lines):
+    """A bar for all jobs, and below it a line for each of those that run."""
 
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
+    def __init__(self) -> None:
+        self._all = Progress(BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
+        self._each = Progress(TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+        self._lines: dict[Task, TaskID] = {}
+        self.shown = Group(self._all, self._each)
 
     def begin(self, done: int, total: int) -> None:
         """Begin the bar."""
         super().begin(done, total)
-        self._all = self._bar.add_task("jobs", total=total, completed=done, text="")
+        self._bar = self._all.add_task("jobs", total=total, completed=done)
 
-    def job(self, title: str) -> None:
-        """Show it."""
-        super().job(title)
-        self._bar.update(self._all, text=title)
+    def job(self, task: Task) -> None:
+        """Begin its line."""
+        self._lines[task] = self._each.add_task(task.title)
 
-    def tell(self, text: str) -> None:
+    def tell(self, task: Task, text: str) -> None:
         """Show it beside the title."""
-        self._bar.update(self._all, text=f"{self._title}: {text}")
+        self._each.update(self._lines[task], description=f"{task.title}: {text}")
 
-    def end(self, outcome: str) -> None:
+    def end(self, task: Task, outcome: Outcome) -> None:
         """Print a line above the bar."""
-        super().end(outcome)
-        self._bar.advance(self._all)
+        super().end(task, outcome)
+        self._each.remove_task(self._lines.pop(task))
+        self._all.advance(self._bar)
 
 
 @contextmanager
@@ -65,11 +64,6 @@ def progress() -> Iterator[Watcher]:
     if not sys.stderr.isatty():
         yield Lines()
         return
-    columns: tuple[Any, ...] = (
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[text]}", markup=False),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        yield Bar(bar)
+    bars = Bars()
+    with Live(bars.shown, console=Console(stderr=True), transient=True):
+        yield bars

@@ -16,6 +16,8 @@ def heading(report: Report) -> Iterator[str]:
     table = report.experiment.table
     yield f"{table.title}: {table.where} of {PAPERS[table.paper]}."
     yield f"Paper: {table.statistic}. Here: {of_runs(report)}, in {shown_time(report.seconds)} on {hardware(report)}."
+    if report.at_once > 1:
+        yield f"Up to {report.at_once} trainings ran at a time: their times are longer than those of one alone."
     if report.interrupted:
         yield "Interrupted: the same command goes on where it stopped."
     if report.quick:

@@ -98,6 +98,11 @@ class Report:
         return sum(record["seconds"] for record in self.records.values())
 
     @property
+    def at_once(self) -> int:
+        """How many jobs ran at a time, at the most."""
+        return max((record["at_once"] for record in self.records.values()), default=1)
+
+    @property
     def left_out(self) -> tuple[str, ...]:
         """The rows of the table of which no cell was chosen, and the other cells that were not."""
         chosen = {cell.name for cell in self.cells}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -18,24 +17,9 @@ from freewheel.reproduce._markdown import markdown
 from freewheel.reproduce._picture import check_pictures, save_pictures
 from freewheel.reproduce._report import Report
 from freewheel.reproduce._store import Record, Store
+from freewheel.reproduce._tasks import Outcome, Task, Watcher, one_by_one, side_by_side
 from freewheel.reproduce.experiments import EXPERIMENTS
 from freewheel.reproduce.jobs import Context, Job
-
-
-class Watcher:
-    """Hears of the progress of a run; this one shows nothing."""
-
-    def begin(self, done: int, total: int) -> None:
-        """So many of the jobs are done already."""
-
-    def job(self, title: str) -> None:
-        """A job begins."""
-
-    def tell(self, text: str) -> None:
-        """What the job does now."""
-
-    def end(self, outcome: str) -> None:
-        """The job has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +34,7 @@ class Run:
     context: Context
     store: Store
     command: str
+    jobs: int = 1
     watcher: Watcher = field(default_factory=Watcher)
 
     @property
@@ -67,7 +52,6 @@ class Run:
         work = self.work()
         records = {(job, seed): found for job, seed in work if (found := self.store.load(job, seed)) is not None}
         errors: dict[Job, str] = {}
-        machine = gpu_machine(self.context.device)
         report = Report(
             experiment=self.experiment,
             cells=self.cells,
@@ -76,42 +60,48 @@ class Run:
             quick=self.quick,
             replaced=self.replaced,
             errors=errors,
-            machine=machine,
+            machine=gpu_machine(self.context.device),
             command=self.command,
         )
         self.watcher.begin(len(records), len(work))
+        todo = [place for place in work if place not in records]
         try:
-            for job, seed in work:
-                if (job, seed) not in records and job not in errors:
-                    self._run(job, seed, machine, records, errors)
-                    self._write(replace(report), ())
+            for alone in (False, True):
+                tasks = self._tasks([place for place in todo if place[0].timed == alone], errors)
+                for task, outcome in self._carried_out(tasks, alone=alone or self.jobs == 1):
+                    self._keep(task, outcome, report, records, errors)
         except KeyboardInterrupt:
             report = replace(report, interrupted=True)
         finished = replace(report)
         self._write(finished, save_pictures(finished, self.folder))
         return finished
 
-    def _run(
+    def _tasks(self, places: Sequence[tuple[Job, int]], errors: Mapping[Job, str]) -> Iterator[Task]:
+        """One after the other, those of a job that has failed left out."""
+        for job, seed in places:
+            if job not in errors:
+                yield Task(job, seed, replace(self.context, folder=self.store.work_folder(job, seed)))
+
+    def _carried_out(self, tasks: Iterator[Task], *, alone: bool) -> Iterator[tuple[Task, Outcome]]:
+        return one_by_one(tasks, self.watcher) if alone else side_by_side(tasks, self.watcher, self.jobs)
+
+    def _keep(
         self,
-        job: Job,
-        seed: int,
-        machine: Mapping[str, Any],
+        task: Task,
+        outcome: Outcome,
+        report: Report,
         records: dict[tuple[Job, int], Record],
         errors: dict[Job, str],
     ) -> None:
-        self.watcher.job(f"{job.title}, seed {seed}" if job.seeded else job.title)
-        context = replace(self.context, folder=self.store.work_folder(job, seed), tell=self.watcher.tell)
-        started = time.perf_counter()
-        try:
-            found = job.run(context, seed)
-        except Exception as error:  # the other jobs go on
-            errors[job] = " ".join(str(error).split()) or type(error).__name__
-            self.watcher.end(f"no result: {errors[job]}")
-            return
-        seconds = time.perf_counter() - started
-        records[job, seed] = record = {"seconds": seconds, "measures": found, "machine": machine}
-        self.store.save(job, seed, record)
-        self.watcher.end(f"{seconds:.1f} s")
+        if outcome.measures is None:
+            errors[task.job] = outcome.error
+        else:
+            at_once = 1 if task.job.timed else self.jobs
+            found = {"measures": outcome.measures, "machine": report.machine, "at_once": at_once}
+            records[task.job, task.seed] = record = {"seconds": outcome.seconds, **found}
+            self.store.save(task.job, task.seed, record)
+        self.watcher.end(task, outcome)
+        self._write(replace(report), ())
 
     def _write(self, report: Report, pictures: Sequence[str]) -> None:
         write_json(self.folder / "results.json", report.as_dict())
@@ -128,6 +118,7 @@ def reproduce(
     data_root: Path | None = None,
     run_dir: Path = Path("runs"),
     compile: bool = False,
+    jobs: int = 1,
     watcher: Watcher | None = None,
 ) -> Report:
     """Measure a table or picture of a paper again.
@@ -141,6 +132,7 @@ def reproduce(
         data_root: The folder of data sets and pretrained weights.
         run_dir: The folder for results; what is there is not measured again.
         compile: Whether to compile the stages.
+        jobs: How many trainings run at a time, each in a process of its own. What measures time runs alone.
         watcher: Shows the progress.
 
     Example:
@@ -154,6 +146,7 @@ def reproduce(
     experiment = EXPERIMENTS[name]
     if seeds is not None:
         whole_number("seeds", seeds, least=1)
+    whole_number("jobs", jobs, least=1)
     find_device(f"device={device!r}", device)
     check_pictures()
     context = Context(device=device, data_root=data_root, compile=compile)
@@ -168,6 +161,7 @@ def reproduce(
         context=context,
         store=Store(run_dir, device),
         command=_command(name, quick=quick, cells=cells, seeds=seeds, device=device, compile=compile),
+        jobs=jobs,
         watcher=watcher or Watcher(),
     )
     return run.execute()

@@ -37,6 +37,7 @@ from freewheel.runtime._wiring import PREFETCH as PREFETCH
 from freewheel.runtime._workers import (
     check_guarded as check_guarded,
     diagnosed as diagnosed,
+    end_with_caller as end_with_caller,
     end_workers as end_workers,
     run_worker as run_worker,
     worker_context as worker_context,

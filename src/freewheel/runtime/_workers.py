@@ -43,7 +43,7 @@ def run_worker(work: Callable[[], int]) -> None:
     It exits hard: threads that still wait do so for processes that have ended. It ends with its caller, too, however
     early that is killed.
     """
-    threading.Thread(target=_end_with_caller, name="freewheel-caller", daemon=True).start()
+    end_with_caller()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, which lets the pipeline drain
     code = 1
     try:
@@ -56,6 +56,11 @@ def run_worker(work: Callable[[], int]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def end_with_caller() -> None:
+    """From now on this process ends when its caller does, however early or suddenly that is."""
+    threading.Thread(target=_end_with_caller, name="freewheel-caller", daemon=True).start()
 
 
 def _end_with_caller() -> None:

@@ -57,6 +57,7 @@ class Job(ABC):
     """Something to measure: a frozen dataclass, so that equal jobs run once and have a name on disk."""
 
     seeded: ClassVar[bool] = True  # whether it is repeated with other seeds
+    timed: ClassVar[bool] = False  # whether nothing else may run beside it
 
     @property
     @abstractmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ class Passes(Job):
         batches: The batches over which the mean is taken.
     """
 
+    timed: ClassVar[bool] = True
     net: Net
     classes: int = 100
     batch: int = 128

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +40,7 @@ class Speed(Job):
         by: What stages have in equal parts: the measured `time` of a step, or that of a `forward` gradient.
     """
 
+    timed: ClassVar[bool] = True
     net: Net
     method: Method
     k: int = 1

@@ -24,6 +24,7 @@ class Straggler(Job):
     """
 
     seeded: ClassVar[bool] = False  # a round has its own draws
+    timed: ClassVar[bool] = True
 
     name: str
     method: Method
