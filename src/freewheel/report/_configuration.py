@@ -72,7 +72,7 @@ def _place(facts: Mapping[str, Any]) -> dict[str, Any]:
         "threads of each stage": facts.get("threads_per_stage"),
         "cores": facts.get("cores"),
         "devices": ", ".join(facts.get("devices") or ()) or None,
-        "started": facts.get("started"),
+        "started": words.moment(facts["started"]) if facts.get("started") else None,
         **(facts.get("versions") or {}),
     }
 

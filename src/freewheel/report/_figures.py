@@ -112,7 +112,7 @@ def _what(facts: dict[str, Any]) -> Iterator[Figure]:
         note = f"{replicas} replicas of each" if replicas > 1 else ""
         yield _figure("stages", "Stages (K)", facts["stages"], str(facts["stages"]), note)
     if "delays" in method:
-        note = "updates, by stage" if any(method["delays"] or ()) else ""
+        note = "updates, by stage" if any(method["delays"] or ()) else "" if method["delays"] else "workers race"
         yield _figure("delays", "Delays", method["delays"], words.delays(method["delays"]), note)
     if facts.get("runtime"):
         devices = ", ".join(dict.fromkeys(facts.get("devices") or ()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 KIB = 1024
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -48,6 +50,16 @@ def size(value: float) -> str:
     return f"{value:.{digits}f} {UNITS[unit]}"
 
 
+def moment(value: str) -> str:
+    """A time of day, written in ISO format, to the minute.
+
+    Example:
+        >>> moment("2026-03-01T09:30:12+00:00")
+        '2026-03-01 09:30 UTC'
+    """
+    return f"{datetime.fromisoformat(value).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
 def count(value: float) -> str:
     """A number with separators between thousands; small ones keep three digits.
 
@@ -73,8 +85,8 @@ def delays(values: list[int] | None) -> str:
 
     Example:
         >>> delays([4, 2, 0]), delays([0, 0]), delays(None)
-        ('4, 2, 0', 'none', 'no plan: workers race')
+        ('4, 2, 0', 'none', 'not planned')
     """
     if values is None:
-        return "no plan: workers race"
+        return "not planned"
     return ", ".join(map(str, values)) if any(values) else "none"

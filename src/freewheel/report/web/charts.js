@@ -58,17 +58,20 @@ function legend(more = {}) {
   };
 }
 
-// A figure with a heading, a chart and the table of its data.
-function figure(parent, key, { title, label, height, data, make, wide = false }) {
+// A figure with a heading, the meaning of its marks, a chart and the table of its data.
+function figure(parent, key, { title, label, height, data, make, keys = null }) {
   const element = parent.place(key, () => {
     const drawing = h("div", { class: "chart", role: "img" });
-    const made = h("figure", { class: wide ? "wide" : null }, h("figcaption", {}, h("h3", {}, title)), drawing,
+    const made = h("figure", {}, h("figcaption", {}, h("h3", {}, title)), h("div"), drawing,
       h("details", {}, h("summary", {}, "Data table"), h("div")));
     made.drawing = drawing;
     made.addEventListener("leave", () => made.chart.leave());
     return made;
   });
   element.querySelector("h3").textContent = title;
+  const explained = placesOf(element.querySelector("figcaption + div"));
+  if (keys) explained.put("keys", keys);
+  explained.close();
   element.drawing.setAttribute("aria-label", label);
   element.drawing.style.height = `${height}px`;
   element.chart ??= new Chart(element.drawing, "svg");
@@ -84,6 +87,14 @@ function escaped(text) {
 
 function percent(value, digits = 1) {
   return `${(100 * value).toFixed(digits)}%`;
+}
+
+function trimmed(value) { // a percentage at an axis
+  return percent(value, 4).replace(/\.?0+%$/, "%");
+}
+
+function exact(value) { // a number at an axis: those beside it differ
+  return Math.abs(value) >= 1000 ? value.toLocaleString("en-US") : `${Number(value.toPrecision(9))}`;
 }
 
 function short(value) { // a number with at most four digits

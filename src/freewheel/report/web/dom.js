@@ -78,7 +78,7 @@ function table(columns, rows, caption, { tall = false, kind = null } = {}) {
   const numbers = columns.map((_, i) => i > 0 && rows.every((row) => row[i] === "" || row[i] === "–" || /^[−\d]/.test(`${row[i]}`)));
   const cell = (tag, i, text, more = {}) => h(tag, { class: numbers[i] ? "number" : null, ...more }, `${text}`);
   return h("div", { class: tall ? "scroll tall" : "scroll", role: "region", tabindex: 0, "aria-label": caption },
-    h("table", { class: kind }, h("caption", { class: "hidden" }, caption),
+    h("table", { class: kind, "aria-label": caption },
       h("thead", {}, h("tr", {}, columns.map((text, i) => cell("th", i, text, { scope: "col" })))),
       h("tbody", {}, rows.map((row) => h("tr", {}, row.map((text, i) =>
         i ? cell("td", i, text) : cell("th", i, text, { scope: "row" })))))));

@@ -1,5 +1,7 @@
 // What the run has come to: tiles for one run, a table for several.
 
+const BESIDE = 4; // so many runs are columns; more are rows
+
 function overview(parent, data) {
   const part = section(parent, "overview", data.runs.length > 1 ? "Side by side" : "At a glance", true);
   data.groups.forEach((group) => part.put(`group ${group.name}`, described(group)));
@@ -33,9 +35,14 @@ function compared(runs) {
   const keys = new Map();
   runs.forEach((run) => run.figures.forEach((figure) => keys.set(figure.key, keys.get(figure.key) ?? figure.label)));
   const text = (run, key) => run.figures.find((figure) => figure.key === key)?.text ?? "–";
-  const made = table(["run", "status", ...keys.values()],
-    runs.map((run) => [run.name, run.status.text, ...[...keys.keys()].map((key) => text(run, key))]), "Headline figures of all runs", { kind: "compare" });
-  runs.forEach((run, i) => made.querySelectorAll("tbody tr")[i].children[1].replaceChildren(badge(run.status)));
+  const columns = ["run", "status", ...keys.values()];
+  const rows = runs.map((run) => [run.name, run.status.text, ...[...keys.keys()].map((key) => text(run, key))]);
+  const beside = runs.length <= BESIDE;
+  const turned = columns.slice(1).map((name, i) => [name, ...rows.map((row) => row[i + 1])]);
+  const made = table(beside ? ["run", ...runs.map((run) => run.name)] : columns, beside ? turned : rows,
+    "Headline figures of all runs", { kind: beside ? "compare beside" : "compare" });
+  const cells = [...made.querySelectorAll(beside ? "tbody tr:first-child td" : "tbody tr td:nth-child(2)")];
+  runs.forEach((run, i) => cells[i].replaceChildren(badge(run.status)));
   return made;
 }
 
@@ -47,7 +54,7 @@ function configuration(parent, run) {
   if (command && command !== repeat) part.put("command", h("div", {}, h("h3", {}, "Was typed"), copied(command)));
   part.put("folder", h("p", { class: "note" }, "Folder: ", h("code", {}, folder)));
   groups.forEach(({ title, rows }) => {
-    const values = h("table", { class: "values" }, h("caption", { class: "hidden" }, title),
+    const values = h("table", { class: "values", "aria-label": title },
       h("tbody", {}, rows.map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, value)))));
     const kept = part.place(`group ${title}`, () => h("details", { open: title !== "All options" }, h("summary", {}, title), h("div")));
     const inside = placesOf(kept.lastChild);

@@ -11,10 +11,16 @@ function timelines(parent, run) {
     part.put("help", h("p", { class: "help" }, "Zoom with the wheel, two fingers or + and −; move by dragging or with the arrow keys; 0 shows the whole."));
   }
   const planned = run.planned.missing ? 0 : Math.max(-1, ...run.planned.batch) + 1;
-  timeline(part, "measured", "Measured", run.name, run.measured, planned || 12);
+  const left = insetOf([run.measured, run.planned]);
+  timeline(part, "measured", "Measured", run.name, run.measured, planned || 12, left);
   if (run.measured.note) part.put("drawn", h("p", { class: "note" }, run.measured.note));
-  timeline(part, "planned", "Planned", run.name, run.planned, planned);
+  timeline(part, "planned", "Planned", run.name, run.planned, planned, left);
   part.close();
+}
+
+// The room for the names of rows, the same for both.
+function insetOf(found) {
+  return Math.min(130, 14 + 6.6 * Math.max(0, ...found.flatMap((each) => each.rows ?? []).map((name) => name.length)));
 }
 
 function legendOf(found) {
@@ -28,13 +34,13 @@ function legendOf(found) {
     ops.size ? h("li", {}, "Large: the batch. Small: the version of the weights.") : null);
 }
 
-function timeline(parent, key, title, name, data, first) {
+function timeline(parent, key, title, name, data, first, left) {
   if (data.missing) {
     parent.put(key, h("div", {}, h("h3", {}, title), missing(data.missing)));
     return;
   }
   const element = parent.place(`${key} drawn`, () => makeTimeline(key, title));
-  element.timeline.show(data, name, first);
+  element.timeline.show(data, name, first, left);
   const inside = placesOf(element.querySelector("details > div"));
   inside.put("table", listed(data, `${title} actions of ${name}`));
   inside.close();
@@ -68,16 +74,14 @@ class Timeline {
     this.zoom.leave();
   }
 
-  show(data, name, first) {
-    const same = this.name === name && this.data && this.data.end === data.end && this.data.begin.length === data.begin.length;
+  show(data, name, first, left) {
+    const same = this.left === left && this.name === name && this.data && this.data.end === data.end && this.data.begin.length === data.begin.length;
     if (same) return;
     const rows = data.rows.length, fresh = this.name !== name;
-    Object.assign(this, { data, name });
+    Object.assign(this, { data, name, left });
     this.drawing.style.height = `${rows * ROW + AXIS}px`;
     this.drawing.setAttribute("aria-label", `${this.title} timeline of ${name}: ${rows} rows, ${data.begin.length} actions in ${this.time(data.end)}. ` +
       "Arrow keys move, plus and minus zoom, 0 shows the whole.");
-    const names = Math.max(...data.rows.map((row) => row.length));
-    this.left = Math.min(130, 14 + 6.6 * names);
     this.zoom.inset = [this.left, 8];
     this.zoom.whole = [0, data.end];
     this.zoom.least = Math.max(1, Math.min(...data.length.filter((_, i) => data.ops[data.op[i]].computes)) / 2);
@@ -114,14 +118,20 @@ class Timeline {
 
   said() {
     const [begin, end] = this.zoom.window, whole = this.data.end || 1;
-    this.where.textContent = `${this.time(begin)} to ${this.time(end)} of ${this.time(this.data.end)}`;
+    const from = begin === 0 ? "0" : this.data.unit === "ticks" ? this.ticks(begin) : this.time(begin);
+    const until = this.data.unit === "ticks" ? this.ticks(end) : this.time(end);
+    this.where.textContent = `${from} to ${until} of ${this.time(this.data.end)}`;
     this.drawing.dataset.window = `${begin} ${end}`;
     this.track.style.left = `${(100 * begin) / whole}%`;
     this.track.style.width = `${(100 * (end - begin)) / whole}%`;
   }
 
   time(value) {
-    return this.data.unit === "ticks" ? `${this.data.end > 0 && value % 1000 ? (value / 1000).toFixed(1) : value / 1000} ticks` : duration(value);
+    return this.data.unit === "ticks" ? `${this.ticks(value)} ticks` : duration(value);
+  }
+
+  ticks(value) {
+    return value % 1000 ? (value / 1000).toFixed(1) : `${value / 1000}`;
   }
 
   option() {
