@@ -20,7 +20,7 @@ from freewheel.plan import Action, Plan
 
 FOLDER = Path(__file__).parent / "data" / "gpu_run"
 KEPT = ("run.json", "history.jsonl", "final.json")
-STAGES, TRACED = 4, range(0, 40)
+STAGES, TRACED = 4, 40  # TRACED: batches
 MICRO = 1e-6
 LENGTHS = {"F": 105.0, "B": 190.0, "U": 22.0, "send": 3.5, "receive": 1.5, "data": 4.0}  # µs
 MEMORY = {"allocated": 412_876_800, "reserved": 469_762_048}
@@ -86,7 +86,7 @@ def epoch_on_a_gpu(epoch: dict[str, Any]) -> dict[str, Any]:
 
 def trace() -> fw.Trace:
     """What the plan says, with made-up times: a stage begins when it is free and what it needs has come."""
-    plan = fw.plan("pipedream", k=STAGES, batches=TRACED.stop)
+    plan = fw.plan("pipedream", k=STAGES, batches=TRACED)
     clock, sent = [0.0] * STAGES, dict[tuple[str, int, int], float]()
     left = [list(stream) for stream in plan.streams]
     random, events = Random(0), list[fw.TraceEvent]()
