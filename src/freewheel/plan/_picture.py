@@ -40,12 +40,12 @@ def _draw(axes: Any, plan: Plan, width: float) -> None:
         axes.barh(-stage, end - begin, left=begin, height=0.9, color=COLOURS[op], edgecolor="white")
         number = f"{batch}" if micro is None else f"{batch}.{micro}"
         middle = (begin + end) / 2
-        axes.text(middle, -stage + 0.1, number, ha="center", va="center", fontsize=8)
-        axes.text(middle, -stage - 0.26, f"v{version}", ha="center", va="center", fontsize=5, color="#555")
+        axes.text(middle, -stage + 0.1, number, ha="center", va="center", fontsize=11)
+        axes.text(middle, -stage - 0.25, f"v{version}", ha="center", va="center", fontsize=7.5, color="#333")
     axes.set(xlim=(0, width), ylim=(-plan.schedule.stages + 0.5, 0.5), xticks=[])
     axes.set_yticks([-k for k in range(plan.schedule.stages)], [f"stage {k}" for k in range(plan.schedule.stages)])
-    axes.tick_params(length=0, labelsize=8)
+    axes.tick_params(length=0, labelsize=10.5)
     axes.spines[:].set_visible(False)
     locks = ", ".join(sorted(plan.locks)) or "none"
     delays = " ".join(map(str, plan.delays))
-    axes.set_title(f"{plan.schedule.name}: delays {delays}, locks left: {locks}", loc="left", fontsize=9)
+    axes.set_title(f"{plan.schedule.name}: delays {delays}, locks left: {locks}", loc="left", fontsize=11.5)
