@@ -83,6 +83,11 @@ def window(page: Page, which: str) -> Window:
     return float(begin), float(end)
 
 
+def frame(page: Page) -> None:
+    """Waits until what has changed is drawn."""
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 def colours(page: Page, which: str) -> dict[str, int]:
     """The pixels of each colour in a timeline."""
     return page.locator(f"#{which}-timeline canvas").first.evaluate(DRAWN)

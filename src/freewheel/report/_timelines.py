@@ -20,6 +20,7 @@ from freewheel.trace import DATA, Trace, TraceEvent, row_name, row_of
 MICRO = 1e6
 MOST = 12_000  # actions that a page draws, over all runs
 SHORTEST = 3  # µs: waits below it are not drawn
+WHOLE = ("U", "S", DATA)  # actions of a whole batch, whatever its micro-batches
 NAMES = {"F": "forward", "R": "recomputation", "B": "backward", "U": "update", "S": "synchronisation", DATA: "data"}
 CHANNELS = {
     "a": "an activation",
@@ -93,7 +94,8 @@ def _no_plan(run: Run) -> str:
 def _block(event: TraceEvent, row: int) -> Block:
     begin = round(event.begin * MICRO)
     length = max(1, round(event.end * MICRO) - begin)
-    return Block(row, event.name, event.batch, event.micro, event.version, begin, length)
+    micro = None if event.name in WHOLE else event.micro
+    return Block(row, event.name, event.batch, micro, event.version, begin, length)
 
 
 def _columns(blocks: Iterable[Block], unit: str, rows: list[str]) -> dict[str, Any]:

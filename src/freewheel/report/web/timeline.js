@@ -175,7 +175,7 @@ class Timeline {
     const gap = end - x > 5 ? 1 : 0, width = Math.max(0.6, right - left - gap);
     const rect = { type: "rect", shape: { x: left, y: top, width, height, r: width > 6 ? 2 : 0 }, style: { fill: colourOf(op) } };
     if (!op.computes) return rect;
-    const version = data.version[i], batch = data.micro && data.micro[i] >= 0 ? `${data.batch[i]}.${data.micro[i]}` : `${data.batch[i]}`;
+    const version = data.version[i], batch = numberOf(data, i);
     const children = [rect], middle = left + width / 2;
     if (width > 7.5 * batch.length + 4) {
       const letter = width > 7.5 * (batch.length + op.name.length) + 12 ? `${op.name} ` : "";
@@ -199,6 +199,10 @@ class Timeline {
 
 const INK = "#11161c";
 
+function numberOf(data, i) { // the batch, and the micro-batch if there are any
+  return data.micro && data.micro[i] >= 0 ? `${data.batch[i]}.${data.micro[i]}` : `${data.batch[i]}`;
+}
+
 function colourOf(op) {
   return colour(op.computes ? FILLS[op.name] ?? "sync" : "wait");
 }
@@ -211,7 +215,7 @@ function interval(begin, end) { // whole ticks, ten labels at most
 function listed(data, caption) {
   const show = data.unit === "ticks" ? (value) => `${value / 1000}` : duration;
   const rows = data.begin.slice(0, LISTED).map((begin, i) => [data.rows[data.row[i]], data.ops[data.op[i]].text,
-    data.batch[i], data.version[i] < 0 ? "–" : data.version[i], show(begin), show(begin + data.length[i])]);
+    numberOf(data, i), data.version[i] < 0 ? "–" : data.version[i], show(begin), show(begin + data.length[i])]);
   const note = data.begin.length > LISTED ? `, the first ${LISTED} of ${data.begin.length.toLocaleString("en-US")}` : "";
   return table(["row", "action", "batch", "version", "begin", "end"], rows, `${caption}${note}`, { tall: true });
 }

@@ -1,0 +1,38 @@
+"""Runs of every kind, and the page that shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import freewheel as fw
+from command_line import good
+from freewheel.trainer import Score
+from rows import batches, network, trainer
+
+GPU = Path(__file__).parent / "data" / "gpu_run"
+TRAIN = ("--epochs", "2", "--limit", "200", "--at", "pool", "--threads", "1", "--no-compare", "-q")
+
+
+def trained(folder: Path, *arguments: str) -> Path:
+    """The folder of a run of the command line, on a CPU."""
+    good("train", *TRAIN, "--run-dir", str(folder), *arguments)
+    return folder
+
+
+def recorded(folder: Path, method: Any = "fdg", *, stages: Any = None, count: int = 6, **options: Any) -> Path:
+    """The folder of a run from Python, of two epochs of as many batches; with a trace and scores but for `options`."""
+    fitted = {"epochs": 2, "trace": True, "validate": batches(2)}
+    fitted |= {name: options.pop(name) for name in fitted if name in options}
+    made = trainer(stages or network(3), method, **options)
+    with fw.RunRecorder(folder, made) as recorder:
+        history = made.fit(batches(count), callbacks=[recorder], **fitted)
+        score = Score(loss=0.5, metric=0.75, samples=9, metrics={"accuracy": 0.75}) if fitted["validate"] else None
+        recorder.finish(history, **({"score": score} if score else {}))
+    return folder
+
+
+def reported(folder: Path, *runs: Path) -> Path:
+    """The page of runs, written into a folder."""
+    good("report", *map(str, runs), "--out", str(folder / "page.html"))
+    return folder / "page.html"
