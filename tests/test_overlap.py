@@ -122,21 +122,24 @@ class Counts(nn.Module):
 
     calls = 0
 
-    def __init__(self, after: int, *, buffer: bool, anew: bool = False) -> None:
+    def __init__(self, after: int, what: str) -> None:
         super().__init__()
-        self.linear, self.after, self.anew = nn.Linear(6, 12), after, anew
-        if buffer:
-            self.register_buffer("count", torch.zeros(()))
-        else:
+        self.linear, self.after, self.what = nn.Linear(6, 12), after, what
+        if what == "a number":
             self.count = 0.0
+        else:
+            self.register_buffer("count", torch.zeros(()))
 
     def forward(self, x):
         Counts.calls += 1
         if Counts.calls > self.after:
-            if self.anew or isinstance(self.count, float):
-                self.count = self.count + 1
-            else:
+            if self.what == "a weight":
+                with torch.no_grad():
+                    self.linear.bias.mul_(1.01)
+            elif self.what == "a buffer":
                 self.count += 1
+            else:
+                self.count = self.count + 1
         return self.linear(x) * (1 + 0.1 * self.count)
 
 
@@ -148,9 +151,10 @@ def hooked() -> nn.Module:
 
 ALONE = {
     "spectral norm": (lambda: spectral_norm(nn.Linear(6, 12)), "changes the buffer 'parametrizations.weight.0._u'"),
-    "a buffer": (partial(Counts, 0, buffer=True), "changes the buffer 'count'"),
-    "a new buffer": (partial(Counts, 0, buffer=True, anew=True), "changes the buffer 'count'"),
-    "a number": (partial(Counts, 0, buffer=False), "changes count"),
+    "a buffer": (partial(Counts, 0, "a buffer"), "changes the buffer 'count'"),
+    "a new buffer": (partial(Counts, 0, "a new buffer"), "changes the buffer 'count'"),
+    "a number": (partial(Counts, 0, "a number"), "changes count"),
+    "a weight": (partial(Counts, 0, "a weight"), "changes the weight 'linear.bias'"),
     "a hook": (hooked, "module 'Linear' has hooks"),
     "compiled": (lambda: torch.compile(nn.Linear(6, 12), backend="eager"), "is compiled by torch.compile"),
 }
@@ -171,11 +175,12 @@ def test_what_depends_on_earlier_forwards_runs_in_turn_and_says_so(name):
     assert reason in str(found[0].message)
 
 
-@pytest.mark.parametrize("buffer", [True, False])
-def test_what_begins_to_depend_on_them_is_refused(buffer):
+@pytest.mark.parametrize("what", ["a buffer", "a number", "a weight"])
+def test_what_begins_to_depend_on_them_is_refused(what):
     Counts.calls = 0
-    with pytest.raises(ValueError, match=r"the forward of stages\[0\] changes .*count.*for the first time in.*overlap"):
-        trained([Counts(7, buffer=buffer), nn.Linear(12, 3)], runtime="threads", overlap=True)
+    line = r"the forward of stages\[0\] changes .*(count|bias).*for the first time in.*overlap"
+    with pytest.raises(ValueError, match=line):
+        trained([Counts(7, what), nn.Linear(12, 3)], runtime="threads", overlap=True)
 
 
 # ---- errors ----

@@ -87,7 +87,7 @@ class _Overlap:
         self._interpreter, self._thread = interpreter, thread
         self._stage = interpreter.stage
         self.execute = self._until_first
-        self._buffers = _Buffers(self._stage.module)
+        self._read = _Read(self._stage.module)
         self._first: Fingerprint | None = None  # after the first forward
 
     def _until_first(self, action: Action) -> None:
@@ -98,7 +98,7 @@ class _Overlap:
         module, before = self._stage.module, fingerprint_of(self._stage)
         self._interpreter.execute(action)
         after = fingerprint_of(self._stage)
-        changed = before.changed(after) or self._buffers.changed()
+        changed = before.changed(after) or self._read.changed()
         reason = f"its forward changes {changed}" if changed else _hooked(module)
         if reason:
             warnings.warn(IN_TURN.format(stage=self._stage.index, reason=reason), stacklevel=2)
@@ -119,30 +119,43 @@ class _Overlap:
             return
         if action.op is Op.UPDATE:
             self._thread.wait()
-            changed = self._buffers.changed()
+            changed = self._read.changed()
             if changed:
                 batch = f"batch {action.batch + 1} or a later one"
                 raise ValueError(LATE.format(stage=self._stage.index, changed=changed, batch=batch))
+            self._interpreter.execute(action)
+            self._read.update()
+            return
         self._interpreter.execute(action)
 
 
-class _Buffers:
-    """The buffers that forwards may read: all but the running statistics of norms that normalize by the batch."""
+class _Read:
+    """The tensors that forwards read: weights and buffers, but not what norms that normalize by the batch count."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._found = [
+        weights = dict(module.named_parameters())
+        self._names, self._weights = list(weights), list(weights.values())
+        self._buffers = [
             (f"{name}.{key}".strip("."), child._buffers, key, buffer, versions([buffer]))
             for name, child in module.named_modules()
             if not (type(child) in _NORMS and child.training)
             for key, buffer in child._buffers.items()
             if buffer is not None
         ]
+        self.update()
+
+    def update(self) -> None:
+        """From now on the weights are as an update has left them."""
+        self._versions = versions(self._weights)
 
     def changed(self) -> str:
         """Name one that is not as it was."""
-        for name, buffers, key, buffer, before in self._found:
+        for name, buffers, key, buffer, before in self._buffers:
             if buffers.get(key) is not buffer or versions([buffer]) != before:
                 return f"the buffer {name!r}"
+        for name, before, now in zip(self._names, self._versions, versions(self._weights)):
+            if before != now:
+                return f"the weight {name!r}"
         return ""
 
 
