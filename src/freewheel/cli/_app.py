@@ -19,6 +19,7 @@ from freewheel.cli._report import report
 from freewheel.cli._reproduce import reproduce
 from freewheel.cli._resume import fill_in
 from freewheel.cli._train import train
+from freewheel.cli._watch import watch
 from freewheel.runtime import LostError, StageError, rank_and_size
 
 ERROR = 2
@@ -45,6 +46,7 @@ app = App(
 app.command(train, config=fill_in, sort_key=1)
 app.command(evaluate, sort_key=1)
 app.command(report, sort_key=1)
+app.command(watch, sort_key=1)
 app.command(plan, sort_key=2)
 app.command(methods, sort_key=3)
 app.command(recipes, sort_key=3)

@@ -9,7 +9,7 @@ from freewheel._files import write_text
 from freewheel.cli._output import check_file, print_line
 from freewheel.cli._train_options import OPTIONS, declare
 from freewheel.report import page, report_data
-from freewheel.runs import Run, newest_run
+from freewheel.runs import Run, each_once, newest_run
 
 PAGE = "report.html"
 
@@ -22,19 +22,9 @@ def report(
 ) -> int:
     """Draw a run, or several side by side, in one HTML page that needs no network."""
     check_file("--out", out)
-    found = [Run.open(folder) for folder in _different(runs or (newest_run(),))]
+    found = [Run.open(folder) for folder in each_once(runs or (newest_run(),))]
     path = found[0].folder / PAGE if out is None else out
     html = page(report_data(found))
     write_text(path, html)
     print_line(f"wrote {path}: {len(html.encode()) / 1e6:.2f} MB, open it in a browser")
     return 0
-
-
-def _different(folders: tuple[Path, ...]) -> list[Path]:
-    """The folders, each once."""
-    known: dict[Path, Path] = {}
-    for folder in folders:
-        if folder.resolve() in known:
-            raise ValueError(f"{folder}: that run is given twice; name each once")
-        known[folder.resolve()] = folder
-    return list(known.values())

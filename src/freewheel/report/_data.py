@@ -53,12 +53,16 @@ def report_data(runs: Sequence[Run]) -> dict[str, Any]:
     most = max(FEWEST, MOST // max(1, len(single)))
     names = _told_apart([name for name, _ in single], [str(run.folder) for _, run in single])
     data = {
-        "format": FORMAT,
-        "title": ", ".join(run.name for run in runs),
+        **no_data(", ".join(run.name for run in runs)),
         "groups": [_group(run) for run in runs if run.facts.get("runs")],
         "runs": [_run(name, run, most) for name, (_, run) in zip(names, single)],
     }
     return json.loads(as_json(data, indent=None))  # finite numbers alone
+
+
+def no_data(title: str) -> dict[str, Any]:
+    """What the page shows where no run has begun."""
+    return {"format": FORMAT, "title": title, "groups": [], "runs": []}
 
 
 def _expanded(run: Run) -> Iterator[tuple[str, Run]]:

@@ -7,9 +7,11 @@ from freewheel.runs._layout import (
     TRACE as TRACE,
     WEIGHTS as WEIGHTS,
     default_parent as default_parent,
+    each_once as each_once,
     is_run as is_run,
     new_folder as new_folder,
     newest_run as newest_run,
 )
 from freewheel.runs._recorder import RunRecorder as RunRecorder
 from freewheel.runs._run import Run as Run, Status as Status
+from freewheel.runs._stamp import Stamp as Stamp, stamp_of as stamp_of

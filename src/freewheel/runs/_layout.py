@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
@@ -66,3 +67,13 @@ def newest_run(parent: Path | None = None) -> Path:
     if not found:
         raise FileNotFoundError(f"{parent}: there is no run; freewheel train begins one, or name the folder of a run")
     return max(found, key=lambda folder: (folder / FACTS).stat().st_mtime)
+
+
+def each_once(folders: Sequence[Path]) -> list[Path]:
+    """Folders of runs as they were given; refuses one that is given twice."""
+    known: dict[Path, Path] = {}
+    for folder in folders:
+        if folder.resolve() in known:
+            raise ValueError(f"{folder}: that run is given twice; name each once")
+        known[folder.resolve()] = folder
+    return list(known.values())

@@ -16,14 +16,17 @@ except ImportError:  # not a POSIX system
 def take_lock(folder: Path) -> IO[bytes]:
     """Take the lock of a run; refuses a run that another process trains."""
     file = (folder / LOCK).open("ab")
-    if fcntl is not None:
+    while fcntl is not None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if not is_locked(folder):
+                continue  # somebody has asked, at this very moment, whether it is locked
             file.close()
             raise ValueError(f"{folder}: this run is going on in another process; wait for it, or stop it") from None
         except OSError:
             pass  # a file system without locks
+        break
     return file
 
 

@@ -8,7 +8,11 @@ class Chart {
     this.instance = echarts.init(element, null, { renderer });
     this.make = null;
     this.draw = () => {
-      if (this.make) this.instance.setOption({ ...base(), ...this.make(element.clientWidth) }, true);
+      if (!this.make) return;
+      const option = { ...base(), ...this.make(element.clientWidth) };
+      const selected = this.instance.getOption()?.legend?.[0]?.selected; // what the reader has switched off stays off
+      if (selected && option.legend) option.legend.selected = selected;
+      this.instance.setOption(option, true);
     };
     themed.add(this.draw);
     this.observer = new ResizeObserver(() => {
@@ -58,8 +62,9 @@ function legend(more = {}) {
   };
 }
 
-// A figure with a heading, the meaning of its marks, a chart and the table of its data.
-function figure(parent, key, { title, label, height, data, make, keys = null }) {
+// A figure with a heading, the meaning of its marks, a chart and the table of its data; the last two are made again where
+// what they are made from has changed.
+function figure(parent, key, { title, label, height, from, data, make, keys = null }) {
   const element = parent.place(key, () => {
     const drawing = h("div", { class: "chart", role: "img" });
     const made = h("figure", {}, h("figcaption", {}, h("h3", {}, title)), h("div"), drawing,
@@ -75,9 +80,12 @@ function figure(parent, key, { title, label, height, data, make, keys = null }) 
   element.drawing.setAttribute("aria-label", label);
   element.drawing.style.height = `${height}px`;
   element.chart ??= new Chart(element.drawing, "svg");
+  const drawn = JSON.stringify(from);
+  if (element.drawn === drawn) return;
+  element.drawn = drawn;
   element.chart.show(make);
   const inside = placesOf(element.querySelector("details > div"));
-  inside.put("table", data);
+  inside.put("table", data());
   inside.close();
 }
 

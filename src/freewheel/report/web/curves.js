@@ -38,7 +38,7 @@ function curve(parent, key, title, runs, several, lines, format, scale = exact) 
   })));
   const { over } = state, dashes = several && found.some((each) => each.dashed);
   const columns = ["run", "epoch", "seconds", ...new Set(found.map((each) => each.name))];
-  const rows = runs.flatMap((run) => run.curves.epochs.map((epoch, i) => [run.name, epoch, short(run.curves.seconds[i]),
+  const rows = () => runs.flatMap((run) => run.curves.epochs.map((epoch, i) => [run.name, epoch, short(run.curves.seconds[i]),
     ...columns.slice(3).map((name) => {
       const each = found.find((one) => one.name === name && one.run === run);
       return each ? cellOf(each.values[i], format) : "";
@@ -47,7 +47,8 @@ function curve(parent, key, title, runs, several, lines, format, scale = exact) 
   figure(parent, key, {
     title: dashes ? `${title} (dashed: validation)` : title, height: 260,
     label: `${title} over ${over === "epochs" ? "epochs" : "time"}: ${last}.`,
-    data: table(columns, rows, `${title} of each epoch`, { tall: true }),
+    from: [over, found.map((each) => [each.name, each.values, each.run.name, each.run.curves[over]])],
+    data: () => table(columns, rows(), `${title} of each epoch`, { tall: true }),
     make: () => lineOption(found, over, format, scale),
   });
 }

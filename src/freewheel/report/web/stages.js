@@ -16,9 +16,9 @@ function shares(part, { shares: found, name }) {
     const parts = found.parts.map((each, place) => ({ ...each, place })).filter(({ place }) => found.values.some((values) => values[place]));
     const busy = found.rows.map((row, i) => `${row} computes ${percent(found.values[i][0], 0)} of the time`).join(", ");
     figure(part, "chart", {
-      title: "Shares of the time of each stage", height: 34 * found.rows.length + 36, label: `${busy}.`,
+      title: "Shares of the time of each stage", height: 34 * found.rows.length + 36, label: `${busy}.`, from: [name, found],
       keys: keysOf(parts.map((each) => ({ name: each.text, fill: `var(--${each.key})` }))),
-      data: table(["stage", ...found.parts.map((each) => each.text)], rows, `Where the time of each stage of ${name} went`),
+      data: () => table(["stage", ...found.parts.map((each) => each.text)], rows, `Where the time of each stage of ${name} went`),
       make: (width) => bars({
         width, rows: found.rows, format: (value) => percent(value, 0), most: 1, stack: "time",
         series: parts.map((each) => ({ name: each.text, fill: colour(each.key), ink: colour(INKS[each.key] ?? "ink"),
@@ -42,9 +42,9 @@ function staleness(part, { staleness: found, name }) {
     add("delay", found.delays);
     add("batches by staleness", found.counts?.map((counts) => counts.map(([late, number]) => `${late}: ${number.toLocaleString("en-US")}`).join(", ") || "–"));
     figure(part, "chart", {
-      title: found.planned ? "Measured, and as planned" : "Measured", height: 34 * found.rows.length + 36, keys: keysOf(series),
+      title: found.planned ? "Measured, and as planned" : "Measured", height: 34 * found.rows.length + 36, keys: keysOf(series), from: [name, found],
       label: rows.map((row, i) => `${row[0]}: measured ${row[1]}${found.planned ? `, planned ${found.planned[i]}` : ""}`).join("; ") + ".",
-      data: table(columns, rows, `Staleness of each stage of ${name}`),
+      data: () => table(columns, rows, `Staleness of each stage of ${name}`),
       make: (width) => bars({ width, rows: found.rows, format: short, whole: true,
         series: series.map((each) => ({ ...each, fill: each.fill && colour("bar") })),
         most: Math.max(1, ...found.mean.map((value) => value ?? 0), ...(found.planned ?? [])) }),
