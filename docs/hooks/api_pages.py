@@ -27,6 +27,7 @@ PAGES = {
     "runs": "Runs",
     "trace": "Traces",
     "report": "Reports",
+    "watch": "Watching",
     "data": "Data",
     "models": "Models",
     "recipes": "Recipes",

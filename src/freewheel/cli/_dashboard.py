@@ -39,12 +39,15 @@ def _status(name: str, status: dict[str, Any]) -> Text:
 
 
 def _single(run: dict[str, Any], name: str) -> Iterator[RenderableType]:
-    yield _status(name, run["status"])
-    done = run["status"]["done"]
-    if done is not None:
-        bar = Table.grid(padding=(0, 1))
-        bar.add_row(ProgressBar(total=1.0, completed=done, width=WIDE), f"{done:.0%}")
-        yield bar
+    status = run["status"]
+    shown, done = Text(status["text"], COLOURS[status["name"]]), status["done"]
+    yield Text(name, "bold")
+    grid = Table.grid(padding=(0, 1))
+    if done is None:
+        grid.add_row(shown, status["sentence"])
+    else:
+        grid.add_row(shown, ProgressBar(total=1.0, completed=done, width=WIDE), f"{done:.0%}")
+    yield grid
     yield Padding(_figures(run["figures"]), (1, 0))
     if "missing" in run["curves"]:
         yield Text(run["curves"]["missing"], "dim")

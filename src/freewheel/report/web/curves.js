@@ -6,7 +6,7 @@ function curves(parent, data) {
   const part = section(parent, "curves", "Curves");
   const drawn = data.runs.filter((run) => !run.curves.missing);
   if (!drawn.length) {
-    part.put("missing", missing(data.runs[0]?.curves.missing ?? "No epoch has ended."));
+    part.put("missing", missing(data.runs[0].curves.missing));
     part.close();
     return;
   }

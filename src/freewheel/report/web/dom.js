@@ -39,7 +39,10 @@ class Places {
     const old = this.known.get(key);
     if (old && !old.isEqualNode(made)) {
       if (this.last === old) this.last = made;
+      const [top, left, focused] = [old.scrollTop, old.scrollLeft, old === document.activeElement];
       old.replaceWith(made);
+      made.scrollTo?.(left, top);
+      if (focused) made.focus({ preventScroll: true });
       this.known.set(key, made);
     }
     return this.place(key, () => made);

@@ -8,8 +8,9 @@ function render(data) {
   shown = data;
   root.open();
   document.getElementById("title").textContent = data.title;
+  document.title = `${data.title} · Freewheel`;
   overview(root, data);
-  curves(root, data);
+  if (data.runs.length) curves(root, data);
   const run = chosenRun(data);
   if (run) {
     if (data.runs.length > 1) chooser(root, data, run);
