@@ -53,7 +53,7 @@ def _single(run: dict[str, Any], name: str) -> Iterator[RenderableType]:
         yield Text(run["curves"]["missing"], "dim")
     else:
         yield _curves(run["curves"])
-    yield _stages(run)
+    yield from _stages(run)
 
 
 def _figures(figures: list[dict[str, Any]]) -> Table:
@@ -76,7 +76,7 @@ def _curves(curves: dict[str, Any]) -> Table:
         if values:
             form = ".2%" if key == "metric" and curves["metric_is_share"] else ",.0f" if key == "rate" else ".4g"
             first, last = (Text(f"{values[at]:{form}}", justify="right") for at in (0, -1))
-            grid.add_row(Text(title, "dim"), first, Text(sparkline(values), "cyan"), last)
+            grid.add_row(Text(title, "dim"), first, Text(sparkline(values) if len(values) > 1 else "", "cyan"), last)
     return grid
 
 
@@ -93,34 +93,36 @@ def sparkline(values: Sequence[float], wide: int = WIDE) -> str:
     return "".join(LEVELS[round(scale * (value - least))] for value in shown)
 
 
-def _stages(run: dict[str, Any]) -> RenderableType:
-    """What each stage did with its time, and how stale it learned."""
+def _stages(run: dict[str, Any]) -> Iterator[RenderableType]:
+    """What each stage did with its time, and how stale it learned; of a race, how stale its layers did."""
     shares, staleness = run["shares"], run["staleness"]
-    parts = [] if "missing" in shares else [each["text"].removeprefix("waiting for ") for each in shares["parts"]]
-    rows = list(dict.fromkeys([*shares.get("rows", ()), *staleness.get("rows", ())]))
-    if not rows:
-        return Text(shares["missing"], "dim")
-    late = ["staleness"] + (["planned"] if staleness.get("planned") else []) if "missing" not in staleness else []
-    table = new_table("", *parts, *late, right=(*parts[1:], *late))
-    for row in rows:
-        table.add_row(row, *_shares(shares, row, len(parts)), *_staleness(staleness, row, late))
-    return table
+    by_layer = staleness.get("rows") not in (None, shares.get("rows"))
+    late = [] if by_layer or "missing" in staleness else ["staleness", *(["planned"] if staleness["planned"] else [])]
+    if "missing" in shares:
+        yield Text(shares["missing"], "dim")
+    else:
+        first, *waits = [each["key"] for each in shares["parts"]]
+        waits = waits if len(waits) > 1 else []  # otherwise it is the rest
+        table = new_table("", f"{first[:-1]}ing", *waits, *late, right=(*waits, *late))
+        for place, row in enumerate(shares["rows"]):
+            table.add_row(row, *_shares(shares["values"][place], bool(waits)), *_staleness(staleness, place, late))
+        yield table
+        if waits:
+            yield Text("before, after, data: waits for the stage before it, the stage after it, for data", "dim")
+    if by_layer:
+        layers = (f"{name} {mean:.2f}" for name, mean in zip(staleness["rows"], staleness["mean"]) if mean is not None)
+        yield Text.assemble(("staleness  ", "dim"), ", ".join(layers))
 
 
-def _shares(shares: dict[str, Any], row: str, parts: int) -> list[str]:
-    if row not in shares.get("rows", ()):
-        return ["-"] * parts
-    first, *others = shares["values"][shares["rows"].index(row)]
+def _shares(values: list[float], waits: bool) -> list[str]:
+    first, *others = values
     filled = round(BAR * min(1.0, first))
-    return [f"{'█' * filled}{'░' * (BAR - filled)} {first:4.0%}", *(f"{value:.0%}" for value in others)]
+    return [f"{'█' * filled}{'░' * (BAR - filled)} {first:4.0%}", *(f"{value:.0%}" for value in others if waits)]
 
 
-def _staleness(staleness: dict[str, Any], row: str, columns: list[str]) -> list[str]:
-    if row not in staleness.get("rows", ()):
-        return ["-"] * len(columns)
-    place = staleness["rows"].index(row)
-    mean, planned = staleness["mean"][place], (staleness.get("planned") or {})
-    return ["-" if mean is None else f"{mean:.2f}", *([f"{planned[place]}"] if planned else [])]
+def _staleness(staleness: dict[str, Any], place: int, columns: list[str]) -> list[str]:
+    values = [staleness["mean" if column == "staleness" else column][place] for column in columns]
+    return ["-" if value is None else f"{value:.3g}" for value in values]
 
 
 def _compared(runs: list[dict[str, Any]]) -> Table:
