@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,12 +19,24 @@ SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 IN_MAKE_TEST = {"digits_mlp.py", "own_method.py"}
 TWO_HOSTS = {"two_hosts.py"}  # started by torchrun
 LEARNED = re.compile(r"(accuracy|loss)\b.*\d", re.DOTALL)
+PREPARED = (  # Python's arguments for a script that imports transformers, which imports torchvision
+    "-c",
+    f"""
+import runpy, sys
+sys.path.append({str(ROOT / "tests")!r})
+from vision import declare_operators
+declare_operators()
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+""",
+)
 WARNINGS = "error,ignore:unbalanced split:UserWarning"
 
 
 def run(where: Path, *commands: list[str]) -> list[tuple[int, str, str]]:
     """Run Python in a folder, as often as there are commands, with warnings as errors: exit codes, outputs, errors."""
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": WARNINGS, "OMP_NUM_THREADS": "1"}
+    env |= {"GLOO_SOCKET_IFNAME": "lo"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started: list[subprocess.Popen[str]] = []
     try:
@@ -46,11 +59,38 @@ ALONE = [pytest.param(s, id=s.stem, marks=marks(s)) for s in SCRIPTS if s.name n
 
 @pytest.mark.parametrize("script", ALONE)
 def test_runs_for_a_few_batches(script, tmp_path):
-    ((code, out, errors),) = run(tmp_path, [str(script), "--quick"])
+    imports = PREPARED if "transformers" in script.read_text() else ()
+    ((code, out, errors),) = run(tmp_path, [*imports, str(script), "--quick"])
     assert (code, errors) == (0, "")
     assert LEARNED.search(out), out
     assert not re.search(r"\bnan\b", out), out
     assert re.search(r"\d", out.splitlines()[-1]), "it ends with a figure"
+
+
+@exhaustive
+def test_two_hosts_give_the_same_network(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torchrun = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    where = ["--master-addr=127.0.0.1", f"--master-port={port}"]
+    script = [str(ROOT / "examples" / "two_hosts.py"), "--quick"]
+    (code, lead, errors), (other_code, other, other_errors) = run(
+        tmp_path, *([*torchrun, f"--node-rank={host}", *where, *script] for host in range(2))
+    )
+    assert (code, other_code) == (0, 0), errors + other_errors
+    assert [line.split()[:2] for line in lead.splitlines()] == [["epoch", "1"], ["epoch", "2"], ["rank", "0"]]
+    found = [re.search(r"rank (\d) on \S+: stage (\d), test accuracy (.*)", text).groups() for text in (lead, other)]
+    assert [each[:2] for each in found] == [("0", "0"), ("1", "1")]
+    assert found[0][2] == found[1][2]
+
+
+@exhaustive
+def test_without_torchrun_two_hosts_says_how_to_start_it(tmp_path):
+    ((code, out, errors),) = run(tmp_path, [str(ROOT / "examples" / "two_hosts.py")])
+    assert (code, out) == (1, "")
+    assert "torchrun --nnodes 2 --node-rank 1" in errors
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
