@@ -15,7 +15,7 @@ sys.path.append(str(ROOT / "docs" / "hooks"))
 import api_pages  # noqa: E402
 import repository_pages  # noqa: E402
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])
 
 
 def anchors(page: Path) -> set[str]:

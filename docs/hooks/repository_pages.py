@@ -15,6 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
     "README.md": "index.md",
+    "examples/README.md": "start/examples.md",
     "CHANGELOG.md": "reference/changelog.md",
     "CONTRIBUTING.md": "reference/contributing.md",
 }
