@@ -39,6 +39,31 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # -- the page of runs
+    Mutation(
+        "report-two-threads-in-one-row",
+        "report/_timelines.py",
+        "index[row_of(event, trace.meta)]",
+        "index[row_of(event, {})]",
+    ),
+    Mutation(
+        "report-drag-moves-nothing",
+        "report/web/zoom.js",
+        "if (this.pointers.size === 1) this.pan(",
+        "if (this.pointers.size === 3) this.pan(",
+    ),
+    Mutation(
+        "report-text-too-pale",
+        "report/web/style.css",
+        "--text: #1a1f26; --muted: #57606b;",
+        "--text: #1a1f26; --muted: #a7b0bb;",
+    ),
+    Mutation(
+        "report-wider-than-a-phone",
+        "report/web/style.css",
+        ".scroll { overflow-x: auto; max-width: 100%; }",
+        ".scroll { overflow-x: visible; }",
+    ),
     # -- forwards beside backwards
     Mutation(
         "overlap-update-does-not-wait",
@@ -463,7 +488,8 @@ def try_out(mutation: Mutation, checkout: Path) -> tuple[bool, str]:
     file = checkout / "src/freewheel" / mutation.file
     original = file.read_text()
     changed = original.replace(mutation.text, mutation.replacement)
-    compile(changed, mutation.file, "exec")  # it is an error in what the code does
+    if file.suffix == ".py":
+        compile(changed, mutation.file, "exec")  # it is an error in what the code does
     file.write_text(changed)
     try:
         failure = first_failure(checkout, *QUICK)

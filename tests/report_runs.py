@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import freewheel as fw
 from command_line import good
+from freewheel.report import report_data
 from freewheel.trainer import Score
 from rows import batches, network, trainer
 
@@ -30,6 +32,16 @@ def recorded(folder: Path, method: Any = "fdg", *, stages: Any = None, count: in
         score = Score(loss=0.5, metric=0.75, samples=9, metrics={"accuracy": 0.75}) if fitted["validate"] else None
         recorder.finish(history, **({"score": score} if score else {}))
     return folder
+
+
+def shown(*folders: Path) -> list[dict[str, Any]]:
+    """What the page has of runs."""
+    return report_data([fw.Run.open(folder) for folder in folders])["runs"]
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """The epochs of a run, as they are in its file."""
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
 
 
 def reported(folder: Path, *runs: Path) -> Path:
