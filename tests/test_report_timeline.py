@@ -177,17 +177,6 @@ def test_the_wheel_scrolls_past_a_timeline(page):
 
 
 @exhaustive
-def test_a_finger_scrolls_past_a_timeline(page):
-    """One that goes up moves the page, by the browser itself, and no timeline."""
-    across, down = middle(page, "measured")
-    before, at = window(page, "measured"), page.evaluate("() => scrollY")
-    gesture = {"x": across, "y": down, "yDistance": -150, "gestureSourceType": "touch"}
-    page.context.new_cdp_session(page).send("Input.synthesizeScrollGesture", gesture)
-    page.wait_for_function("(at) => scrollY > at", arg=at)
-    assert window(page, "measured") == before
-
-
-@exhaustive
 @pytest.mark.parametrize("which", OTHER)
 def test_a_block_tells_what_it_is(which, page):
     press("0", *IN)(page, which)
