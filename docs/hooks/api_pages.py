@@ -33,6 +33,7 @@ PAGES = {
     "recipes": "Recipes",
     "reproduce": "The papers' tables",
     "check": "The check",
+    "doctor": "The doctor",
 }
 HOMELESS = "trainer"  # the page of what is in no package
 FOLDER = "reference/api"

@@ -9,6 +9,7 @@ from cyclopts import App, CoercionError, CycloptsError, Group, MissingArgumentEr
 
 import freewheel
 from freewheel.cli._bench import bench
+from freewheel.cli._doctor import doctor
 from freewheel.cli._evaluate import evaluate
 from freewheel.cli._methods import methods
 from freewheel.cli._output import INTERRUPTED, print_line
@@ -50,6 +51,7 @@ app.command(watch, sort_key=1)
 app.command(plan, sort_key=2)
 app.command(methods, sort_key=3)
 app.command(recipes, sort_key=3)
+app.command(doctor, sort_key=4)
 app.command(bench)
 app.command(reproduce, sort_key=5)
 
