@@ -11,6 +11,7 @@ import freewheel as fw
 TICK, ROW, LEFT = 44, 34, 62
 KINDS = {"F": "forward", "R": "recompute", "B": "backward", "U": "update", "S": "fit"}
 DRAWING = re.compile(r"^(?:\.\.\. )?plan [\w-]+: .*\n(?:time .*\n)(?:stage .*\n?)+", re.MULTILINE)
+NAMED_SEARCH = '<div class="md-search" data-md-component="search" role="dialog" aria-label="Search">'
 BLOCK = re.compile(r"^```(?:python|pycon|text)?\n.*?^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -45,7 +46,7 @@ def with_pictures(markdown: str) -> str:
 
     def drawn(block: re.Match[str]) -> str:
         texts = [text.group() for text in DRAWING.finditer(block.group()) if not text.group().startswith("...")]
-        figures = [f'<div class="timeline">{picture(fw.Plan.parse(text))}</div>' for text in texts]
+        figures = [f'<div class="timeline" tabindex="0">{picture(fw.Plan.parse(text))}</div>' for text in texts]
         return "\n\n".join([block.group(), *figures]) + ("\n" if figures else "")
 
     return BLOCK.sub(drawn, markdown)
@@ -54,3 +55,8 @@ def with_pictures(markdown: str) -> str:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Draw the plans of a page; called by mkdocs."""
     return markdown if page.file.src_uri.startswith(("source/", "reference/")) else with_pictures(markdown)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Name the theme's search dialog for screen readers; called by mkdocs."""
+    return output.replace('<div class="md-search" data-md-component="search" role="dialog">', NAMED_SEARCH)
