@@ -19,6 +19,9 @@ LONG = "a-name-" * 16
 OVERFLOW = """() => [...document.querySelectorAll("body *")].filter((each) => !each.closest(".scroll, .skip, svg *")
   && each.getBoundingClientRect().right > innerWidth + 1).map((each) => each.outerHTML.slice(0, 90))"""
 COMPUTATIONS = {"F": "forward", "R": "recomputation", "B": "backward", "U": "update"}
+MOVING = """() => [...document.querySelectorAll("*")].map(getComputedStyle).filter((style) =>
+  parseFloat(style.transitionDuration) || style.animationName !== "none").map((style) => style.transitionProperty)"""
+PRINTED = ["Method", "Network and data", "Optimizer", "Where it ran"]  # headings of the configuration
 NOTHING = {"validate": None, "trace": False}
 
 
@@ -157,6 +160,33 @@ def test_every_drawing_is_told_in_words_and_as_a_table(made, browser):
         page.locator("details").evaluate_all("(all) => all.forEach((each) => (each.open = true))")
         assert page.evaluate(OVERFLOW) == []
         assert violations(page) == []
+
+
+@exhaustive
+@pytest.mark.parametrize("made", [three], indirect=True, ids=["three"])
+def test_on_paper_a_page_is_light_and_has_no_buttons(made, browser):
+    with opened(browser, made, color_scheme="dark", width=760) as page:
+        page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+        page.emulate_media(media="print")
+        frame(page)
+        assert page.locator("html").get_attribute("data-theme") == "light"
+        assert page.locator("button:visible, fieldset:visible, summary:visible").all_inner_texts() == PRINTED
+        assert page.evaluate(OVERFLOW.replace(".scroll, ", "")) == [], "what scrolls on a screen is whole on paper"
+        check_timeline(page, "measured")
+        assert page.locator("#measured-where").is_visible()
+        page.emulate_media(media="screen")
+        page.evaluate("() => dispatchEvent(new Event('afterprint'))")
+        assert page.locator("html").get_attribute("data-theme") == "dark"
+        assert page.pdf(format="A4").startswith(b"%PDF")
+
+
+@exhaustive
+@pytest.mark.parametrize("made", [gpu], indirect=True, ids=["gpu"])
+@pytest.mark.parametrize("motion", ["reduce", "no-preference"])
+def test_nothing_moves_for_those_who_do_not_want_it(made, motion, browser):
+    with opened(browser, made, reduced_motion=motion) as page:
+        moving = page.evaluate(MOVING)
+        assert (moving == []) == (motion == "reduce")
 
 
 @exhaustive

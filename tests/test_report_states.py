@@ -17,7 +17,7 @@ from spread import exhaustive, spread
 
 def test_a_run_without_trace_and_scores_says_so(tmp_path):
     [found] = shown(recorded(tmp_path / "run", epochs=1, trace=False, validate=None))
-    assert found["measured"] == {"missing": "This run has no trace; freewheel train --trace records one."}
+    assert found["measured"] == {"missing": "This run has no trace; --trace or fit(trace=True) records one."}
     assert found["curves"]["metric"] is None
     assert found["curves"]["validation_loss"] is None
     assert [part["text"] for part in found["shares"]["parts"]] == ["computing", "not computing"]

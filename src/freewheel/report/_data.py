@@ -45,7 +45,7 @@ def report_data(runs: Sequence[Run]) -> dict[str, Any]:
         ...     recorder.finish(history)
         >>> [found] = report_data([fw.Run.open(folder)])["runs"]
         >>> found["name"], found["curves"]["epochs"], found["measured"]
-        ('first', [1, 2, 3], {'missing': 'This run has no trace; freewheel train --trace records one.'})
+        ('first', [1, 2, 3], {'missing': 'This run has no trace; --trace or fit(trace=True) records one.'})
     """
     if not runs:
         raise ValueError("runs=[]: give at least one run")

@@ -18,7 +18,7 @@ PARTS = {
     "data": "waiting for data",
     "other": "other",
 }
-UNTRACED = "This run has no trace; freewheel train --trace records one."
+UNTRACED = "This run has no trace; --trace or fit(trace=True) records one."
 
 
 def shares_of(run: Run, trace: Trace | None, epochs: Sequence[Epoch]) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def shares_of(run: Run, trace: Trace | None, epochs: Sequence[Epoch]) -> dict[st
         "rows": names_of(run, len(means)),
         "parts": [{"key": "compute", "text": "computing"}, {"key": "other", "text": "not computing"}],
         "values": [[round(mean, 5), round(max(0.0, 1 - mean), 5)] for mean in means],
-        "note": f"{UNTRACED} It says what a stage waited for.",
+        "note": f"{UNTRACED} A trace says what a stage waited for.",
         "source": "Mean over the epochs.",
     }
 
@@ -67,7 +67,7 @@ def staleness_of(run: Run, trace: Trace | None, epochs: Sequence[Epoch]) -> dict
             "planned": planned,
             "mean": [_mean(each) for each in found],
             "counts": [[[late, number] for late, number in each.items()] for each in found],
-            "note": "The first batches are less stale than planned: the weights are new." if planned else "",
+            "note": "The first batches are less stale than planned: the weights are new." if any(planned or ()) else "",
         }
     layers = epochs[-1].layers if epochs else {}
     if layers:

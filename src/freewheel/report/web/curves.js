@@ -62,10 +62,10 @@ function lineOption(found, over, format, scale) {
   const named = entries.length > 1, few = Math.max(...found.map((each) => each.values.length)) <= 30;
   const last = Math.max(...found.flatMap((each) => each.run.curves[over]));
   return {
-    grid: { left: 4, right: 16, top: named ? 34 : 12, bottom: 20, containLabel: true },
+    grid: { left: 4, right: 16, top: named ? 34 : 12, bottom: 24, containLabel: true },
     legend: named ? legend({ data: entries, formatter: shortened }) : { show: false },
     tooltip: tooltip({ trigger: "axis", axisPointer: { lineStyle: { color: colour("muted") } }, formatter: (given) => told(given, found, epochs, format) }),
-    xAxis: axis({ type: "value", name: epochs ? "epoch" : "seconds of training", nameLocation: "middle", nameGap: 26, splitLine: { show: false },
+    xAxis: axis({ type: "value", name: epochs ? "epoch" : "seconds of training", nameLocation: "middle", nameGap: 25, splitLine: { show: false },
       min: epochs ? (last === 1 ? 0 : 1) : 0, max: epochs ? Math.max(2, last) : undefined, minInterval: epochs ? 1 : 0 }),
     yAxis: axis({ type: "value", scale: true, axisLabel: { color: colour("muted"), fontSize: 12, formatter: scale }, splitNumber: 4 }),
     series: found.map((each) => ({

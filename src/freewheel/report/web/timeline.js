@@ -94,7 +94,7 @@ class Timeline {
   // The end of the part that is shown first: as many batches as the plan draws, and no more blocks than can be read.
   begins(batches) {
     const { data } = this;
-    const most = Math.max(6, (this.drawing.clientWidth - this.left) / 17);
+    const most = Math.max(6, (this.drawing.clientWidth - this.left) / (data.micro ? 34 : 17));
     const seen = new Map();
     let end = 1;
     for (let i = 0; i < data.begin.length; i++) {
@@ -104,6 +104,7 @@ class Timeline {
       if (number > most) break;
       end = Math.max(end, data.begin[i] + data.length[i]);
     }
+    if (data.unit === "ticks") end = Math.min(end, 1000 * Math.floor(most)); // all blocks are as long
     return Math.min(end * 1.01, data.end);
   }
 
