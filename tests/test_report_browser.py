@@ -101,10 +101,11 @@ def lines(figure) -> list[str]:
     )
 
 
-def check_timeline(page, which):
+def check_timeline(page, which, *, made_up=False):
+    """Blocks are drawn; on a busy machine one that takes long may leave others no pixel of their own."""
     drawn = colours(page, which)
-    for name in ("forward", "backward"):
-        assert drawn.get(theme_colour(page, name), 0) > 300, (which, name)
+    counts = [drawn.get(theme_colour(page, name), 0) for name in ("forward", "backward")]
+    assert min(counts) > 300 if made_up or which == "planned" else sum(counts) > 300, which
     assert page.locator(f"#{which}-where").inner_text().count(" of ") == 1
 
 
@@ -118,7 +119,7 @@ def test_all_sections_of_a_run_are_filled(made, browser):
         drawn = [len(lines(figure)) for figure in page.locator("#curves figure").all()]
         assert drawn == [2, 1, 1], "training and validation loss, accuracy, samples per second"
         for which in ("measured", "planned"):
-            check_timeline(page, which)
+            check_timeline(page, which, made_up=run == GPU)
         stages = facts["stages"]
         for section in ("time", "staleness"):
             assert page.locator(f"#{section} figure tbody tr").count() == stages
