@@ -17,7 +17,7 @@ from torch import nn
 
 import freewheel as fw
 
-QUICK, EPOCHS, STEPS = "--quick" in sys.argv, 3, 64
+QUICK, EPOCHS, STEPS = "--quick" in sys.argv, 6, 64
 torch.manual_seed(0)
 
 
@@ -42,8 +42,8 @@ class GPT(nn.Module):
 
 
 file = next((each for each in sys.argv[1:] if each != "--quick"), None)
-topics = [topic for topic in pydoc_data.topics.topics.values() if "|" not in topic]  # without tables
-text = Path(file).read_text("utf-8") if file else "\n\n".join(topics)
+topics = "\n\n".join(pydoc_data.topics.topics.values()).splitlines(keepends=True)
+text = Path(file).read_text("utf-8") if file else "".join(line for line in topics if "|" not in line)  # without tables
 letters = sorted(set(text))
 numbers = torch.tensor([letters.index(letter) for letter in text[: 20_000 if QUICK else None]])
 rows = numbers.unfold(0, STEPS + 1, STEPS)  # sequences, each with the letter that follows

@@ -86,6 +86,16 @@ def test_two_hosts_give_the_same_network(tmp_path):
 
 
 @exhaustive
+@pytest.mark.parametrize("name", ["lstm_imdb.py", "resnet_cifar10.py"])
+def test_absent_data_is_told_in_one_line(name, tmp_path):
+    ((code, _, errors),) = run(tmp_path, [str(ROOT / "examples" / name), str(tmp_path)])
+    assert code == 1
+    (line,) = errors.splitlines()
+    assert line.startswith(f"{tmp_path}/")
+    assert re.search(r"is missing: unpack .*https://.* --quick$", line)
+
+
+@exhaustive
 def test_without_torchrun_two_hosts_says_how_to_start_it(tmp_path):
     ((code, out, errors),) = run(tmp_path, [str(ROOT / "examples" / "two_hosts.py")])
     assert (code, out) == (1, "")
