@@ -84,7 +84,13 @@ function figure(parent, key, { title, label, height, from, data, make, keys = nu
   if (element.drawn === drawn) return;
   element.drawn = drawn;
   element.chart.show(make);
-  const inside = placesOf(element.querySelector("details > div"));
+  const details = element.querySelector("details");
+  details.ontoggle = () => details.open && listedIn(details, data);
+  if (!LIVE || details.open) listedIn(details, data); // a long table is costly, and while a run goes on often another one
+}
+
+function listedIn(details, data) {
+  const inside = placesOf(details.lastChild);
   inside.put("table", data());
   inside.close();
 }

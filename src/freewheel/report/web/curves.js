@@ -69,7 +69,7 @@ function lineOption(found, over, format, scale) {
       min: epochs ? (last === 1 ? 0 : 1) : 0, max: epochs ? Math.max(2, last) : undefined, minInterval: epochs ? 1 : 0 }),
     yAxis: axis({ type: "value", scale: true, axisLabel: { color: colour("muted"), fontSize: 12, formatter: scale }, splitNumber: 4 }),
     series: found.map((each) => ({
-      type: "line", name: each.entry, data: each.values.map((value, i) => [each.run.curves[over][i], value]), connectNulls: false,
+      type: "line", sampling: "lttb", name: each.entry, data: each.values.map((value, i) => [each.run.curves[over][i], value]), connectNulls: false,
       color: colours[each.place % colours.length], symbol: SYMBOLS[each.place % SYMBOLS.length], symbolSize: 6,
       showSymbol: few, lineStyle: { width: 2, type: each.dashed ? [5, 4] : "solid" },
     })),
