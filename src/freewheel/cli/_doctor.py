@@ -45,7 +45,8 @@ def described(known: Facts) -> Iterator[tuple[str, str]]:
     yield "versions", _joined(known.versions)
     missing = [extra for extra, found in known.extras.items() if None in found.values()]
     installed = _joined({name: value for found in known.extras.values() for name, value in found.items() if value})
-    yield "extras", installed + "".join(f"; not all of {extra}: pip install 'freewheel[{extra}]'" for extra in missing)
+    asks = f"; not all of {', '.join(missing)}: pip install 'freewheel[{','.join(missing)}]'" if missing else ""
+    yield "extras", installed + asks
     yield "system", known.system
     yield "CPU", f"{known.cpu}, {plural(known.cores, 'core')} to use"
     parts = (("", known.memory), ("shared memory ", known.shared))
