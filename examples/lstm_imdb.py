@@ -19,7 +19,7 @@ import freewheel as fw
 
 QUICK = "--quick" in sys.argv
 FOLDER = Path(next((each for each in sys.argv[1:] if each != "--quick"), "data"))
-EPOCHS = 2 if QUICK else 8
+EPOCHS = 2 if QUICK else 4
 torch.manual_seed(0)
 
 if QUICK:
