@@ -70,3 +70,18 @@ def test_every_public_name_has_an_entry_and_a_docstring():
 def test_every_package_has_a_page():
     folders = {init.parent.name for init in (ROOT / "src" / "freewheel").glob("*/__init__.py")}
     assert folders - api_pages.PAGES.keys() == {"cli", "bench"}
+
+
+def test_the_glossary_has_each_word_once_in_order():
+    rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "reference" / "glossary.md").read_text(), re.MULTILINE)[2:]
+    assert len(set(rows)) == len(rows) > 50
+    assert rows == sorted(rows, key=str.lower)
+
+
+def test_every_page_is_linked_from_another():
+    found = {
+        (page.parent / link["path"]).resolve()
+        for page in PAGES
+        for link in repository_pages.links(page.read_text(encoding="utf-8"))
+    }
+    assert [page for page in PAGES if page not in found and page != ROOT / "README.md"] == []
