@@ -137,13 +137,13 @@ class Timeline {
 
   option() {
     const { data } = this, [begin, end] = this.zoom.window;
-    const ticks = data.unit === "ticks", micro = (end - begin) / 8;
+    const ticks = data.unit === "ticks", whole = ticks ? wholeTicks(begin, end) : undefined, micro = (end - begin) / 8;
     const label = ticks ? (value) => `${value / 1000}` : (value) => (micro < 1000 ? `${short(value / 1e3)} ms` : `${short(value / (end < 1e6 ? 1e3 : 1e6))} ${end < 1e6 ? "ms" : "s"}`);
     return {
       grid: { left: this.left, right: 8, top: 0, bottom: AXIS },
       tooltip: tooltip({ trigger: "item", formatter: (given) => this.told(given.value[0]) }),
-      xAxis: axis({ type: "value", min: begin, max: end, splitLine: { show: true, lineStyle: { color: colour("grid") } }, interval: ticks ? interval(begin, end) : undefined,
-        axisLabel: { color: colour("muted"), fontSize: 12, hideOverlap: true, showMinLabel: false, showMaxLabel: false, formatter: label } }),
+      xAxis: axis({ type: "value", min: begin, max: end, splitLine: { show: true, lineStyle: { color: colour("grid") } }, axisTick: { customValues: whole, lineStyle: { color: colour("line") } },
+        axisLabel: { customValues: whole, color: colour("muted"), fontSize: 12, hideOverlap: true, showMinLabel: ticks, showMaxLabel: ticks, formatter: label } }),
       yAxis: axis({ type: "category", data: data.rows, inverse: true, axisTick: { show: false }, splitLine: { show: true, lineStyle: { color: colour("grid") } },
         axisLabel: { color: colour("text"), fontSize: 12, width: this.left - 10, overflow: "break", interval: 0 } }),
       series: [{ type: "custom", coordinateSystem: "cartesian2d", dimensions: ["i", "begin", "end", "row"], encode: { x: [1, 2], y: 3 }, clip: true,
@@ -208,9 +208,11 @@ function colourOf(op) {
   return colour(op.computes ? FILLS[op.name] ?? "sync" : "wait");
 }
 
-function interval(begin, end) { // whole ticks, ten labels at most
-  const ticks = (end - begin) / 1000;
-  return 1000 * ([1, 2, 5, 10, 20, 50, 100, 200, 500].find((step) => ticks / step <= 16) ?? 1000);
+function wholeTicks(begin, end) { // sixteen at most
+  const least = (end - begin) / 16;
+  const step = 1000 * ([1, 2, 5, 10, 20, 50, 100, 200, 500].find((each) => 1000 * each >= least) ?? 1000);
+  const first = Math.ceil(begin / step), count = Math.floor(end / step) - first + 1;
+  return Array.from({ length: Math.max(0, count) }, (_, i) => (first + i) * step);
 }
 
 function listed(data, caption) {
