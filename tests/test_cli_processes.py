@@ -112,15 +112,14 @@ def test_the_stages_are_the_processes_of_a_replica(processes, stages, monkeypatc
 
 @exhaustive
 def test_only_rank_0_speaks(under_torchrun):
-    _, lines = under_torchrun
+    folder, lines = under_torchrun
     assert [line for line in lines if line.startswith("runtime")] == ["runtime  torchrun: 2 stages, 1 thread each"]
     assert sum(line.startswith("test accuracy") for line in lines) == 3
-    assert [line for line in lines if line.startswith("wrote")] == [
-        "wrote whole.json",
-        "wrote whole.pt",
-        "wrote resumed.pt",
-        "wrote replicas.pt",
-    ]
+    wrote = [line.removeprefix("wrote ").partition(": ")[0] for line in lines if line.startswith("wrote")]
+    runs = [place for place in wrote if place.startswith("runs/")]
+    assert [place for place in wrote if place not in runs] == ["whole.json", "whole.pt", "resumed.pt", "replicas.pt"]
+    assert len(runs) == 3
+    assert set(runs) == {str(place.relative_to(folder)) for place in (folder / "runs").iterdir()}
 
 
 @exhaustive

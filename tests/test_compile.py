@@ -16,6 +16,7 @@ from checkpoints import goes_on
 from rows import LOCAL, ROWS, batches, network, same_bits, tensors, trainer
 from spread import exhaustive, needs_cuda
 
+pytestmark = pytest.mark.timeout(1200)  # the compiler shares the cores with other tests
 CREDITS = ("chain", "aligned", "local", "synthetic", "feedback")
 COMPILED = [row for row in ROWS if fw.plan(row.make(3), k=3).schedule.credit.name in CREDITS]
 NAMED = {row.name: row for row in COMPILED}

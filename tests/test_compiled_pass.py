@@ -11,6 +11,8 @@ from checkpoints import goes_on
 from rows import batches, same_bits, tensors, trainer
 from spread import exhaustive, rarely
 
+pytestmark = pytest.mark.timeout(1200)  # the compiler shares the cores with other tests
+
 
 def stages() -> list[nn.Module]:
     """BatchNorm, whose statistics must be updated once, and a stage that edits its input."""
