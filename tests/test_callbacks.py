@@ -145,6 +145,13 @@ def test_the_best_model_is_kept_with_its_own_names(tmp_path):
         made.fit(batches(2), validate=valid, callbacks=[fw.KeepBest(monitor="f1")])
 
 
+def test_a_fit_that_ends_within_its_first_epoch_has_no_best_model():
+    best = fw.KeepBest(monitor="accuracy")
+    trainer([net()], "bp").fit(batches(6), max_steps=4, validate=batches(1), callbacks=[best])
+    with pytest.raises(RuntimeError, match="let the fit come to the end"):
+        best.weights()
+
+
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_an_epoch_ends_before_the_next_is_trained(k):
     """One thread runs all stages: it must not go on with a single one until all epochs are over."""

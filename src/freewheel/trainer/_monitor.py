@@ -164,5 +164,8 @@ class KeepBest(Monitor):
     def weights(self) -> dict[str, Any]:
         """The `state_dict` of the best epoch."""
         if self.epoch is None:
-            raise RuntimeError("KeepBest.weights before the end of an epoch: give it to fit as a callback first")
+            raise RuntimeError(
+                "KeepBest.weights before the end of an epoch: give it to fit as a callback, and let the fit come to "
+                "the end of an epoch"
+            )
         return torch.load(self.path) if self.path is not None else self._weights or {}
