@@ -3,7 +3,7 @@
 It reads the IMDb reviews as they are distributed, ends when the test loss no longer falls, and prints how stale the
 gradients of each layer were. Races depend on timing: two runs differ.
 
-    python examples/lstm_imdb.py [FOLDER]      # FOLDER/aclImdb; half an hour; with --quick a few made-up reviews
+    python examples/lstm_imdb.py [FOLDER]      # FOLDER/aclImdb; ten minutes; with --quick a few made-up reviews
 """
 
 import json
@@ -63,6 +63,7 @@ trainer = fw.Trainer(
 history = trainer.fit(data.train, EPOCHS, validate=data.test, callbacks=[show, fw.EarlyStopping(patience=2)])
 
 for name, layer in history.epochs[-1].layers.items():
-    print(f"{name:13} {layer.finished} updates, {layer.staleness:.2f} updates late on average, {layer.stalest} at most")
+    late = f"{layer.staleness:.2f} updates late on average, {layer.stalest} at most"
+    print(f"{name:13} {layer.finished} updates in the last epoch, {late}")
 score = trainer.evaluate(data.test)
 print(f"test loss {score.loss:.3f}, accuracy {score.metric:.1%}")
