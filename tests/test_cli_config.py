@@ -75,7 +75,8 @@ def test_everything_is_resolved(tmp_path: Path):
         "runtime": "threads", "replicas": 1, "slack": 0, "device": "cpu",
         "epochs": 2, "optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight-decay": 0.0005, "schedule": "cosine",
         "bf16": False, "check": True, "compile": False, "overlap": False, "seed": 0, "transfer": False,
-        "schedule-every": "batch", "warmup-epochs": 0, "validation": 0.0, "early-stopping": 0, "target": 0.0, "seeds": 1,
+        "schedule-every": "batch", "warmup-epochs": 0, "validation": 0.0, "early-stopping": 0, "target": 0.0,
+        "seeds": 1,
     }  # fmt: skip
 
 
