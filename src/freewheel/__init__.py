@@ -83,6 +83,7 @@ from freewheel.trainer import (
     Trainer as Trainer,
     alignment as alignment,
     gradient_difference as gradient_difference,
+    rebalance as rebalance,
 )
 
 __version__ = "0.1.0"

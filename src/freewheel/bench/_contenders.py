@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from freewheel._cores import cores, intra_op_threads
-from freewheel.bench._network import OPTIMIZER, Cut, network, stages_of
+from freewheel.bench._network import OPTIMIZER, Cut, compiled_cut, network, stages_of
 from freewheel.bench._team import Batches, Turn
-from freewheel.methods import Method
+from freewheel.methods import METHODS, Method
 from freewheel.trainer import Trainer
 
 ASYNCHRONOUS = ("pipedream", "fdg")
@@ -38,8 +38,10 @@ def freewheel_runs(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str,
 
 def compiled_freewheel_runs(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str, Turn]:
     """Freewheel with compiled stages: a sequential run, and asynchronous ones."""
-    runs = [(ASYNCHRONOUS[0], runtime) for runtime in ("simulate", "threads", "processes")]
-    return {f"{m}, {runtime}": timed_trainer(stages_of(cut), m, runtime, compile=True) for m, runtime in runs}
+    first = ASYNCHRONOUS[0]
+    cut = compiled_cut(cut, batch_size, METHODS[first]())
+    runtimes = ("simulate", "threads", "processes")
+    return {f"{first}, {r}": timed_trainer(stages_of(cut), first, r, compile=True) for r in runtimes}
 
 
 def timed_trainer(

@@ -6,7 +6,7 @@ import torch
 
 from freewheel.bench._contenders import backprop, timed_steps, timed_trainer
 from freewheel.bench._jvp import jvp_step
-from freewheel.bench._network import OPTIMIZER, Cut, network, stages_of
+from freewheel.bench._network import OPTIMIZER, Cut, compiled_cut, network, stages_of
 from freewheel.bench._team import Turn
 from freewheel.methods import FGD, AsyncFGD
 
@@ -19,6 +19,8 @@ def freewheel_steps(batch_size: int, cut: Cut, rank: int, port: int) -> dict[str
     out: dict[str, Turn] = {}
     for kind, compiled in (("eager", False), ("compiled", True)):
         out[f"fgd, {kind}"] = timed_trainer([network()], FGD(), "simulate", compile=compiled, lr=SMALL)
+        if compiled:
+            cut = compiled_cut(cut, batch_size, AsyncFGD(), lr=SMALL)
         for runtime in ("threads", "processes"):
             stages, options = stages_of(cut), {"compile": compiled, "lr": SMALL}
             out[f"asyncfgd K=2, {kind}, {runtime}"] = timed_trainer(stages, AsyncFGD(), runtime, **options)

@@ -34,7 +34,7 @@ def _measured(case: Case, batches: Batches, device: str, by: str, k: int, compil
     if compiled:  # as the trainer stores it
         model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         example = example.to(memory_format=torch.channels_last)
-    return tuple(len(names) for names in split(model, k, example=example, by=by).report.names)
+    return split(model, k, example=example, by=by).report.balance
 
 
 class Training(TorchContender):

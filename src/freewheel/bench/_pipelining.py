@@ -89,7 +89,7 @@ def _quarters(batch_size: int, rank: int) -> Cut:
     found: list[Any] = [None]
     if rank == 0:
         report = split(network(), 2 * RANKS, example=torch.randn(batch_size, *SHAPE), threads=1).report
-        found = [tuple(len(names) for names in report.names)]
+        found = [report.balance]
     dist.broadcast_object_list(found)
     return found[0]
 

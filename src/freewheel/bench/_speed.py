@@ -77,9 +77,8 @@ def run_teams(
             stack.callback(team.stop)
         for size in batch_sizes:
             report = split(network(), 2, example=torch.randn(size, *SHAPE), by=by, threads=1).report
-            cut = tuple(len(names) for names in report.names)
             steps = max(10, round(seconds / sum(report.costs)))
-            times = take_turns(teams, size, cut, steps, repeats, log)
+            times = take_turns(teams, size, report.balance, steps, repeats, log)
             rows = [_row(kind, name, spent, size) for (kind, name), spent in times.items()]
             facts = {"cut": report.names[1][0], "steps": steps, "machine": machine()}
             out[str(size)] = {"rows": rows, **compare(rows), **facts}

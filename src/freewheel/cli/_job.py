@@ -151,7 +151,7 @@ def _cut(settings: Settings, model: nn.Module, example: Any) -> tuple[Settings, 
             balance=options.balance or None,
             threads=options.threads,
         )
-    cut = () if options.at or len(stages) == 1 else tuple(len(names) for names in stages.report.names)
+    cut = () if options.at or len(stages) == 1 else stages.report.balance
     if not follows():
         as_rank_0(settings, cut)
     for stage, device in zip(stages, settings.devices):

@@ -21,9 +21,12 @@ class SplitReport:
         unused: Parameters and buffers that forward never uses and no stage owns.
         whole: The submodules that are kept whole although they contain other calls, each with the reason.
         bottleneck: Why the stages are far from equal; empty if they are not. `fw.split` warns with it.
+        unit_costs: The cost of each unit, in execution order.
 
     Example:
         >>> report = SplitReport(costs=(30, 10), unit="parameters", names=(("conv", "relu"), ("fc",)))
+        >>> report.balance
+        (2, 1)
         >>> print(report)
         stage  units            cost         share
         0      conv .. relu (2) 30 parameters  75%
@@ -37,6 +40,12 @@ class SplitReport:
     unused: tuple[str, ...] = ()
     whole: tuple[tuple[str, str], ...] = ()
     bottleneck: str = ""
+    unit_costs: tuple[float, ...] = ()
+
+    @property
+    def balance(self) -> tuple[int, ...]:
+        """The number of units of each stage, which `fw.split(balance=…)` takes."""
+        return tuple(map(len, self.names))
 
     @property
     def speedup(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
@@ -13,18 +13,15 @@ from freewheel._cores import intra_op_threads, share
 from freewheel._errors import whole_number
 from freewheel._malloc import keep_freed_memory
 from freewheel.split._arguments import check_example, check_model, check_no_example, check_plan
-from freewheel.split._compare import agree, check_other_batch
 from freewheel.split._cuts import Cuts, balanced, counted, enclosing, named, too_many
-from freewheel.split._line import Line, make_line
+from freewheel.split._line import Line
+from freewheel.split._lines import first, lines_of, with_units
 from freewheel.split._measure import time_backpropagation, time_forward_gradients
 from freewheel.split._owners import check_owners, parameter_counts, unused
 from freewheel.split._report import SplitReport, Stages
 from freewheel.split._stages import make_stages
 from freewheel.split._tied import tie
-from freewheel.split._trace import Traced, convert_sequential, is_plain_sequential, trace
-from freewheel.split._tracer import MANUAL_SPLIT, is_layer
 from freewheel.split._undisturbed import unpacks
-from freewheel.split._values import infer, observe
 
 TIMED = {"time": time_backpropagation, "forward": time_forward_gradients}
 
@@ -110,11 +107,11 @@ def split(
     if stages == 1 and balance is None and not unpacks(example):
         return _single_stage(model)
 
-    lines = _lines(model, example, output, children=balance is not None)
+    lines = lines_of(model, example, output, children=balance is not None)
     if at is not None:
-        cuts = named(_first(lines, lambda line: not any(enclosing(line, name) for name in at)), at)
+        cuts = named(first(lines, lambda line: not any(enclosing(line, name) for name in at)), at)
     elif balance is not None:
-        cuts = counted(_first(lines, lambda line: len(line.units) == sum(balance)), balance)
+        cuts = counted(with_units(lines, sum(balance)), balance)
     else:
         with intra_op_threads(share(stages) if threads is None else threads):
             cuts = _best(lines, stages, partial(timed, example=example) if timed else None)
@@ -135,44 +132,6 @@ def _single_stage(model: nn.Module) -> Stages:
     count = sum(p.numel() for p in model.parameters())
     report = SplitReport(costs=(count,), unit="parameters", names=((type(model).__name__,),))
     return Stages([model], model=model, report=report)
-
-
-def _lines(model: nn.Module, example: Any, output: Any, *, children: bool) -> Iterator[Line]:
-    """The model as a line of units, from coarse to fine: the children of a Sequential, then all calls."""
-    if is_plain_sequential(model):
-        sequential = cast(nn.Sequential, model)
-        if children:
-            yield _line(convert_sequential(sequential, example, flat=False), example, output)
-        flat = convert_sequential(sequential, example, flat=True)
-        yield _line(flat, example, output)
-        if all(is_layer(child) for child in flat.submodules().values()):
-            return
-    yield _line(trace(model, example), example, output)
-
-
-def _line(traced: Traced, example: Any, output: Any) -> Line:
-    """The line of a graph, which must compute what the model computes."""
-    name = type(traced.model).__name__
-    values = infer(traced) if example is None else observe(traced, example)
-    if example is not None and not agree(values.output, output):
-        raise ValueError(
-            f"model: the traced {name}.forward computes something else than the model, because it "
-            f"depends on more than its input: move that into a submodule, {MANUAL_SPLIT}"
-        )
-    if traced.recorded:
-        check_other_batch(traced, example)
-    line = make_line(traced, values)
-    if not line.units:
-        raise ValueError(f"model: {name} has no layers to cut between")
-    return line
-
-
-def _first(lines: Iterator[Line], fits: Callable[[Line], bool]) -> Line:
-    """The first line that fits, or the last."""
-    line = next(lines)
-    while not fits(line) and (finer := next(lines, None)) is not None:
-        line = finer
-    return line
 
 
 def _best(lines: Iterator[Line], k: int, timed: Callable[[Line], list[float]] | None) -> Cuts:
@@ -200,4 +159,5 @@ def _report(cuts: Cuts) -> SplitReport:
         unused=unused(line),
         whole=tuple(line.traced.whole.items()),
         bottleneck=cuts.bottleneck(),
+        unit_costs=tuple(cuts.costs),
     )

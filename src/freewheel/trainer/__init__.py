@@ -21,4 +21,5 @@ from freewheel.trainer._history import (
 )
 from freewheel.trainer._loggers import CSVLogger as CSVLogger, TensorBoard as TensorBoard
 from freewheel.trainer._monitor import EarlyStopping as EarlyStopping, KeepBest as KeepBest, StopAt as StopAt
+from freewheel.trainer._rebalance import rebalance as rebalance
 from freewheel.trainer._trainer import Trainer as Trainer
