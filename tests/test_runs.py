@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -292,6 +293,33 @@ def test_every_method_is_recorded(row, runtime, tmp_path):
     assert trace is not None
     assert trace.staleness() == history.trace.staleness()
     assert progress == [(n, 10) for n in range(1, 11)]
+
+
+class _Weighed(nn.Linear):
+    """A layer that notes the peak of memory of its process, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(6, 4)
+        self.folder = folder
+
+    def forward(self, x):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        (self.folder / f"{os.getpid()}-{peak}").touch()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("method", ["pipedream", "hogwild"])
+def test_the_peak_of_workers_is_theirs(method, tmp_path):
+    """The system told nothing of them to the caller: a server process starts them, and the peak was 0."""
+    (tmp_path / "peaks").mkdir()
+    stages = [_Weighed(tmp_path / "peaks"), nn.Linear(4, 3)]
+    made = trainer(stages, method, runtime="processes")
+    with fw.RunRecorder(tmp_path / "run", made) as recorder:
+        recorder.finish(made.fit(batches(6), callbacks=[recorder]))
+    noted = [path.name.split("-") for path in (tmp_path / "peaks").iterdir()]
+    theirs = [1024 * int(peak) for process, peak in noted if int(process) != os.getpid()]
+    worker = fw.Run.open(tmp_path / "run").final["memory"]["worker"]
+    assert max(theirs) <= worker < 2 * max(theirs)
 
 
 def test_an_error_is_recorded_in_one_line(tmp_path):

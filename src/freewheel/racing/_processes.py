@@ -55,6 +55,7 @@ from freewheel.runtime import (
     diagnosed,
     encode_error,
     end_workers,
+    note_peaks,
     run_worker,
     seeded,
     worker_context,
@@ -106,8 +107,7 @@ class ProcessPool(Pool):
             run=self.run.spec,
             recording=self.interleaving.recording,
         )
-        memory = self._memories[index // self.groups.workers]
-        arguments = (packed(spec), self._theirs[index], memory, self._rows)
+        arguments = (packed(spec), self._theirs[index], self._memories[index // self.groups.workers], self._rows)
         return context.Process(target=_work, args=arguments, name=worker_name(index), daemon=True)
 
     @contextmanager
@@ -119,6 +119,7 @@ class ProcessPool(Pool):
                 theirs.close()  # so that the connection ends with the worker
             yield
         finally:
+            note_peaks(self._processes)  # which end once the connections are closed
             for connection in self._connections:
                 connection.close()
             end_workers(self._processes)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from freewheel.runtime import largest_worker
+
 try:
     import resource
 except ImportError:  # not a POSIX system
@@ -22,8 +24,8 @@ def peak_memory(devices: Iterable[torch.device], *, workers: bool) -> dict[str, 
     """
     gpus = {str(device): device for device in devices if device.type == "cuda"}
     return {
-        "host": _peak("RUSAGE_SELF"),
-        "worker": _peak("RUSAGE_CHILDREN") if workers else None,
+        "host": _host(),
+        "worker": largest_worker() if workers else None,
         "devices": {
             name: {
                 "allocated": torch.cuda.max_memory_allocated(device),
@@ -34,5 +36,5 @@ def peak_memory(devices: Iterable[torch.device], *, workers: bool) -> dict[str, 
     }
 
 
-def _peak(whose: str) -> int | None:
-    return None if resource is None else resource.getrusage(getattr(resource, whose)).ru_maxrss * KIB
+def _host() -> int | None:
+    return None if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB

@@ -14,6 +14,7 @@ from freewheel.runtime._generators import recall as recall, remember as remember
 from freewheel.runtime._graph import Graphs
 from freewheel.runtime._interpreter import NOT_FINITE as NOT_FINITE, Interpreter as Interpreter
 from freewheel.runtime._micro_batches import split_samples as split_samples
+from freewheel.runtime._peaks import largest_worker as largest_worker, note_peaks as note_peaks
 from freewheel.runtime._prefetch import Prefetcher as Prefetcher, common as common
 from freewheel.runtime._processes import Processes
 from freewheel.runtime._ranks import (

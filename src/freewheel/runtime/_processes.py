@@ -29,6 +29,7 @@ from freewheel.runtime._errors import LostError
 from freewheel.runtime._generators import seeded
 from freewheel.runtime._heartbeat import Heartbeat
 from freewheel.runtime._lead import Lead, load_states
+from freewheel.runtime._peaks import note_peaks
 from freewheel.runtime._remote import encode_snapshot, remote_interpreter
 from freewheel.runtime._replicas import titles
 from freewheel.runtime._run import Outcome, Run
@@ -90,6 +91,7 @@ class Processes(Runtime):
             found = diagnosed(error, workers, roles, heartbeat and heartbeat.faults)
             raise found from found.__cause__  # the worker's traceback, where there is one
         finally:
+            note_peaks(workers)  # which end once the wires are closed
             if heartbeat is not None:
                 heartbeat.stop()
             if lead is not None:
