@@ -141,6 +141,25 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     assert result.stderr.startswith(f"error: {tmp_path / 'file'}: the folder of the run cannot be made there")
 
 
+@pytest.mark.parametrize(("options", "file"), [((), "checkpoints"), (("--no-checkpoints",), "weights.pt")])
+def test_a_full_disk_is_told_in_a_line_that_names_the_file(options, file, tmp_path):
+    """torch.save said `enforce fail at inline_container.cc` then, under a traceback; other files had no name."""
+    least = 16 * 1024  # bytes: enough for all files but those with weights
+    result = subprocess.run(
+        [sys.executable, "-m", "freewheel.cli", "train", *BRIEF, *options, "--run-dir", str(tmp_path / "run")],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (least, least)),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {tmp_path / 'run'}")
+    assert file in result.stderr
+    assert result.stderr.endswith("it cannot be written (File too large)\n")
+    assert result.stderr.count("\n") == 1
+    assert fw.Run.open(tmp_path / "run").status == "failed"
+
+
 @pytest.mark.parametrize("method", ["async-lu", "asyncfgd"])
 def test_methods_without_plans_or_gradients_have_runs(method, runs):
     good(*BRIEF[:4], "--threads", "1", "--no-compare", "-q", "--method", method, "--trace-batches", "1:3")

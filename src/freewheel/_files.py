@@ -1,19 +1,44 @@
-"""Writing files so that an interruption leaves the old one or the new one."""
+"""Writing files so that an interruption leaves the old one or the new one, and errors name them."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Context in which a file is written: an error of the system, such as a full disk, names it.
+
+    Example:
+        >>> with writing(Path("weights.pt")):
+        ...     raise OSError(28, "No space left on device")
+        Traceback (most recent call last):
+        OSError: weights.pt: it cannot be written (No space left on device)
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        cause = error.__context__ if isinstance(error, RuntimeError) else error  # torch.save says something else of it
+        if not isinstance(cause, OSError) or cause.filename is not None or cause.strerror is None:
+            raise
+        raise type(cause)(f"{path}: it cannot be written ({cause.strerror})") from None
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a file as a whole, in a folder that is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}-{os.getpid()}")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    try:
+        with writing(path):
+            part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -11,6 +11,8 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
+from freewheel._files import writing
+
 SIMPLE = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -47,7 +49,7 @@ class _HashingFile:
 
 def write_tensors(folder: Path, name: str, content: Any) -> File:
     """Write plain containers of tensors and sync them to disk."""
-    with (folder / name).open("wb") as file:
+    with writing(folder / name), (folder / name).open("wb") as file:
         hashing = _HashingFile(file)
         torch.save(content, hashing)  # pyright: ignore[reportArgumentType]
         _sync(file)
@@ -56,7 +58,7 @@ def write_tensors(folder: Path, name: str, content: Any) -> File:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file and sync it to disk."""
-    with path.open("wb") as file:
+    with writing(path), path.open("wb") as file:
         file.write(text.encode())
         _sync(file)
 

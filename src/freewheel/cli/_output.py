@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from freewheel import _files as files
 
@@ -68,3 +70,9 @@ def write_json(value: Any, path: Path | None) -> list[str]:
         return []
     files.write_json(path, value)
     return [f"wrote {path}"]
+
+
+def save_weights(model: nn.Module, path: Path) -> None:
+    """Write the weights of a network: its `state_dict`."""
+    with files.writing(path), path.open("wb") as file:
+        torch.save(model.state_dict(), file)

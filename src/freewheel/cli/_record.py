@@ -10,13 +10,11 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from freewheel.cli._config import NAME, write_config
 from freewheel.cli._end import callbacks
 from freewheel.cli._facts import run_facts, several_facts
 from freewheel.cli._job import Job
-from freewheel.cli._output import plural
+from freewheel.cli._output import plural, save_weights
 from freewheel.cli._own import sized
 from freewheel.cli._places import checkpoint_folder, traced
 from freewheel.cli._ranks import follows
@@ -54,7 +52,7 @@ class Recorded:
     def finish(self, history: History, **figures: Any) -> None:
         """Write what the run has come to, and the trained network."""
         if self.recorder is not None:
-            torch.save(self.job.trainer.model().state_dict(), self.recorder.folder / WEIGHTS)
+            save_weights(self.job.trainer.model(), self.recorder.folder / WEIGHTS)
             self.recorder.finish(history, **figures)
 
     def describe(self) -> Iterator[str]:

@@ -6,12 +6,10 @@ import shlex
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-import torch
-
 from freewheel.cli._job import Job, prepare
 from freewheel.cli._one_core import OneCore
 from freewheel.cli._opening import opening
-from freewheel.cli._output import print_line, write_json
+from freewheel.cli._output import print_line, save_weights, write_json
 from freewheel.cli._record import Recorded, recording
 from freewheel.cli._resume import history_of_run
 from freewheel.cli._settings import Settings
@@ -93,7 +91,7 @@ def write_results(summary: Summary) -> Iterator[str]:
     if options.json is not None:
         yield from write_json(summary.as_dict(), options.json)
     if options.save is not None:
-        torch.save(job.trainer.model().state_dict(), options.save)
+        save_weights(job.trainer.model(), options.save)
         yield f"wrote {options.save}"
     if options.run and options.run_dir is not None:
         yield f"wrote {options.run_dir}: freewheel report {shlex.quote(str(options.run_dir))} draws it"

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from freewheel._files import as_json, write_json, write_text
+from freewheel._files import as_json, write_json, write_text, writing
 from freewheel.runs._facts import facts_of
 from freewheel.runs._layout import FACTS, FINAL, HISTORY, PROGRESS, TRACE, is_run
 from freewheel.runs._lock import take_lock
@@ -119,7 +119,8 @@ class RunRecorder:
     def _write(self, epochs: list[Epoch]) -> None:
         """Write the lines of all epochs; usually one is new."""
         lines = [as_json(asdict(epoch), indent=None) + "\n" for epoch in epochs[self._written :]]
-        with (self.folder / HISTORY).open("a", encoding="utf-8") as file:
+        path = self.folder / HISTORY
+        with writing(path), path.open("a", encoding="utf-8") as file:
             file.writelines(lines)
         self._written = len(epochs)
 
