@@ -62,6 +62,13 @@ def test_other_errors_name_the_process(store):
     assert str(faults(store, 1).first()) == f"{TITLES[0]}: OSError: disk gone"
 
 
+def test_a_full_disk_is_an_error_of_the_system_here_too(store):
+    """`freewheel train` tells it in one line then, as it does where the stages are threads."""
+    faults(store, 1).settle(OSError("stage-1.pt: it cannot be written"))
+    with pytest.raises(OSError, match=r"^stage 1 .*: OSError: stage-1\.pt: it cannot be written$"):
+        raise faults(store, 2).first()
+
+
 def test_a_failing_process_stays_until_all_have_read_its_error(store):
     failing, reading, finished = (faults(store, rank) for rank in range(3))
     failing.settle(boom(0))

@@ -381,6 +381,12 @@ def test_what_is_no_run_is_named(tmp_path):
         fw.Run.open(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match=r"there is no run.json, so that is not the folder of a run"):
         fw.Run.open(tmp_path)
+    with pytest.raises(NotADirectoryError, match=r"that is a file, give the folder of a run"):
+        fw.Run.open(__file__)
+    with fw.RunRecorder(tmp_path / "runs" / "first"):
+        pass
+    with pytest.raises(ValueError, match=r"runs: that is a folder of runs; name one of them, such as .*first$"):
+        fw.Run.open(tmp_path / "runs")
     with pytest.raises(FileNotFoundError, match=r"there is no run; freewheel train begins one"):
         newest_run(tmp_path)
     (tmp_path / "run.json").write_text("[1")

@@ -6,6 +6,7 @@ from freewheel.runs._layout import (
     FACTS as FACTS,
     TRACE as TRACE,
     WEIGHTS as WEIGHTS,
+    check_folder as check_folder,
     default_parent as default_parent,
     each_once as each_once,
     is_run as is_run,

@@ -38,6 +38,15 @@ def is_run(folder: Path) -> bool:
     return (folder / FACTS).is_file()
 
 
+def check_folder(folder: Path) -> None:
+    """Refuse what will never be the folder of a run: a file, and a folder of runs."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder}: that is a file, give the folder of a run")
+    inside = next((path.parent for path in sorted(folder.glob(f"*/{FACTS}"))), None)
+    if inside is not None and not is_run(folder):
+        raise ValueError(f"{folder}: that is a folder of runs; name one of them, such as {inside}")
+
+
 def new_folder(parent: Path, *words: str) -> Path:
     """Make a folder with the next free number for a run that these words describe.
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from freewheel.runs._layout import FACTS, FINAL, HISTORY, PROGRESS, TRACE, is_run
+from freewheel.runs._layout import FACTS, FINAL, HISTORY, PROGRESS, TRACE, check_folder, is_run
 from freewheel.runs._lock import is_locked
 from freewheel.trace import Trace
 from freewheel.trainer import Epoch, History
@@ -48,6 +48,7 @@ class Run:
     def open(cls, folder: str | Path) -> Run:
         """The run in this folder."""
         folder = Path(folder)
+        check_folder(folder)
         if not folder.is_dir():
             raise FileNotFoundError(f"{folder}: there is no such folder; give that of a run, such as runs/NAME")
         if not is_run(folder):

@@ -67,7 +67,8 @@ def encode_error(error: BaseException) -> dict[str, Any]:
     if isinstance(error, StageError | LostError):
         fields = error.fields()
     else:
-        fields = {"kind": "other", "text": f"{type(error).__name__}: {error}"}
+        kind = "system" if isinstance(error, OSError) else "other"
+        fields = {"kind": kind, "text": f"{type(error).__name__}: {error}"}
     return {**fields, "traceback": "".join(traceback.format_exception(error))}
 
 
@@ -79,6 +80,6 @@ def decode_error(report: dict[str, Any], where: str) -> Exception:
         action, reason = Action.parse(report["action"]), report["reason"]
         error: Exception = StageError(report["stage"], action, None, where, report["replica"], reason=reason)
     else:
-        error = RuntimeError(f"{where}: {report['text']}")
+        error = (OSError if report["kind"] == "system" else RuntimeError)(f"{where}: {report['text']}")
     error.__cause__ = RemoteError(report["traceback"])
     return error

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 
 from freewheel.report import no_data, report_data
-from freewheel.runs import FACTS, Run, Stamp, default_parent, each_once, is_run, newest_run, stamp_of
+from freewheel.runs import Run, Stamp, check_folder, default_parent, each_once, is_run, newest_run, stamp_of
 
 REST = 10.0  # times as long as a look has taken, the files are left alone after it
 
@@ -73,7 +73,7 @@ class Watched:
     def __init__(self, folders: Sequence[Path] = (), *, rest: float = REST) -> None:
         self._given = each_once(folders)
         for folder in self._given:
-            _check(folder)
+            check_folder(folder)
         self._newest: Path | None = None
         self._rest, self._until = rest, 0.0
         self._lock = Lock()
@@ -129,12 +129,3 @@ class Watched:
 
 def _waits(late: list[str]) -> str:
     return f"No run has begun in {', '.join(late)} yet; it is shown once it begins." if late else ""
-
-
-def _check(folder: Path) -> None:
-    """Refuse what will never be the folder of a run."""
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{folder}: that is a file, give the folder of a run")
-    inside = next((path.parent for path in folder.glob(f"*/{FACTS}")), None)
-    if inside is not None and not is_run(folder):
-        raise ValueError(f"{folder}: that is a folder of runs; name one of them, such as {inside}")
