@@ -272,7 +272,7 @@ def test_two_things_at_once_count_once():
     found = [("F", 0.0, 4.0), (">g", 1.0, 3.0), ("B", 3.0, 6.0), (">g", 6.0, 10.0)]
     events = [TraceEvent(0, 0, name, 0, 0, None, begin, end) for name, begin, end in found]
     [shares] = fw.Trace(events, {"ways": {"g": -1}, "rows": ["stage 0"], "overlaps": [0]}).shares()
-    assert shares == {"compute": 0.6, "before": 0.0, "after": 0.4, "data": 0.0, "other": 0.0}
+    assert shares == {"compute": 0.6, "before": 0.0, "after": 0.4, "replicas": 0.0, "data": 0.0, "other": 0.0}
 
 
 def test_gradients_under_delays_are_measured_as_without_it():

@@ -171,6 +171,9 @@ def test_replicas_are_rows(tmp_path):
     [found] = shown(recorded(tmp_path / "run", replicas=2, stages=network(2)))
     assert found["measured"]["rows"] == [f"stage {k} · replica {r}" for r in range(2) for k in range(2)]
     assert len(found["shares"]["rows"]) == 2
+    keys = [part["key"] for part in found["shares"]["parts"]]
+    assert keys == ["compute", "before", "after", "replicas", "data", "other"]
+    assert all(values[keys.index("replicas")] > 0 for values in found["shares"]["values"])
 
 
 def test_workers_of_a_race_are_rows_without_a_plan(tmp_path):

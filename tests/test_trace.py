@@ -198,14 +198,16 @@ def test_shares_by_hand():
         event(1, "g>", 9, 10),
     ]
     first, second = fw.Trace(events, {"ways": WAYS}).shares()
-    assert first == pytest.approx({"compute": 0.4, "before": 0, "after": 0.3, "data": 0.2, "other": 0.1})
-    assert second == pytest.approx({"compute": 0.4, "before": 0.6, "after": 0, "data": 0, "other": 0})
+    assert first == pytest.approx({"compute": 0.4, "before": 0, "after": 0.3, "replicas": 0, "data": 0.2, "other": 0.1})
+    assert second == pytest.approx({"compute": 0.4, "before": 0.6, "after": 0, "replicas": 0, "data": 0, "other": 0})
 
 
 def test_replicas_share_the_time_by_hand():
-    events = [event(0, "F", 0, 4), event(0, "F", 0, 2, replica=1)]
-    assert fw.Trace(events).shares()[0] == pytest.approx(
-        {"compute": 0.75, "before": 0, "after": 0, "data": 0, "other": 0.25}
+    """Of two replicas for ten seconds one computes for 8, and the other for 6 and waits 3 for the first."""
+    events = [event(0, "B", 0, 8), event(0, "B", 0, 5, replica=1), event(0, ">r", 5, 8, replica=1)]
+    events += [event(0, "r>", 8, 9), event(0, "U", 9, 10, replica=1)]
+    assert fw.Trace(events, {"ways": {**WAYS, "r": 0}}).shares()[0] == pytest.approx(
+        {"compute": 0.7, "before": 0, "after": 0, "replicas": 0.2, "data": 0, "other": 0.1}
     )
 
 

@@ -347,7 +347,12 @@ def test_the_dashboard_draws_races_and_traces(method, tmp_path):
     good("train", *arguments, "--method", method, "--run-dir", f"{tmp_path}/run")
     text = drawn(tmp_path / "run")
     assert max(map(len, text.splitlines())) <= 80
-    for found in ("worker 0", "before  after  data", "waits for the stage before it", "staleness  conv1 0."):
+    for found in (
+        "worker 0",
+        "before  after  data",
+        "before: waits for the stage before, after:",
+        "staleness  conv1 0.",
+    ):
         assert found in text
 
 

@@ -16,6 +16,7 @@ from freewheel.cli._summary import pick
 
 RESULTS = ("metric", "loss", "train_loss", "epochs", "seconds", "rate", "speedup")  # figures of what has been reached
 COLOURS = {"running": "cyan", "complete": "green", "interrupted": "yellow", "failed": "red", "lost": "red"}
+WAITS = {"before": "the stage before", "after": "the one after", "replicas": "other replicas", "data": "data"}
 LEVELS = "▁▂▃▄▅▆▇█"
 WIDE = 32  # characters of a curve and of a bar of progress
 BAR = 12  # characters of a bar of one stage
@@ -108,7 +109,7 @@ def _stages(run: dict[str, Any]) -> Iterator[RenderableType]:
             table.add_row(row, *_shares(shares["values"][place], bool(waits)), *_staleness(staleness, place, late))
         yield table
         if waits:
-            yield Text("before, after, data: waits for the stage before it, the stage after it, for data", "dim")
+            yield Text(", ".join(f"{each}: waits for {WAITS[each]}" for each in waits if each in WAITS), "dim")
     if by_layer:
         layers = (f"{name} {mean:.2f}" for name, mean in zip(staleness["rows"], staleness["mean"]) if mean is not None)
         yield Text.assemble(("staleness  ", "dim"), ", ".join(layers))

@@ -15,6 +15,7 @@ PARTS = {
     "compute": "computing",
     "before": "waiting for the stage before",
     "after": "waiting for the stage after",
+    "replicas": "waiting for other replicas",
     "data": "waiting for data",
     "other": "other",
 }
@@ -25,12 +26,13 @@ def shares_of(run: Run, trace: Trace | None, epochs: Sequence[Epoch]) -> dict[st
     """Where the time of each stage went: by the trace, or by the history what it computed."""
     if trace is not None and trace.events:
         values = trace.shares()
+        parts = {key: text for key, text in PARTS.items() if key != "replicas" or trace.replicas > 1}
         rows = list(trace.meta.get("rows") or names_of(run, trace.stages))
         note = "Under simulate one thread runs all stages in turn: other is mostly the turns of other stages."
         return {
             "rows": rows,
-            "parts": [{"key": key, "text": text} for key, text in PARTS.items()],
-            "values": [[round(each[part], 5) for part in PARTS] for each in values],
+            "parts": [{"key": key, "text": text} for key, text in parts.items()],
+            "values": [[round(each[part], 5) for part in parts] for each in values],
             "note": note if run.facts.get("runtime") == "simulate" else "",
             "source": f"Of {words.seconds(trace.seconds)} that were traced.",
         }

@@ -15,7 +15,7 @@ from freewheel.trace._chrome import read_chrome, write_chrome
 from freewheel.trace._event import TraceEvent, messages, stale_updates
 from freewheel.trace._recording import DATA, NO_VERSION, Recording
 
-SHARES: tuple[str, ...] = ("compute", "before", "after", "data", "other")
+SHARES: tuple[str, ...] = ("compute", "before", "after", "replicas", "data", "other")
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,9 @@ class Trace:
         """For each stage, the parts of the time in which it computes or waits, over its replicas.
 
         `before` and `after` are the stages before and after it: it waits for their messages, or for room in the queue
-        to them. `data` is the loader, `other` the rest: Python, copies of messages, and under `simulate` the turns of
-        other stages. A stage that does two things at once computes, if one of them is a computation.
+        to them. `replicas` are those of the same stage, `data` is the loader, `other` the rest: Python, copies of
+        messages, and under `simulate` the turns of other stages. A stage that does two things at once computes, if one
+        of them is a computation.
         """
         spent = [dict.fromkeys(SHARES, 0.0) for _ in range(self.stages)]
         changes: dict[tuple[int, int], list[tuple[float, int, str]]] = {}
@@ -135,9 +136,10 @@ class Trace:
             return "compute"
         if event.name == DATA:
             return "data"
-        way = self.meta.get("ways", {}).get(event.name.strip(">"), 0)
-        came = -way if event.name.startswith(">") else way
-        return {-1: "before", 1: "after"}.get(came, "other")
+        way = self.meta.get("ways", {}).get(event.name.strip(">"))
+        if not way:
+            return "other" if way is None else "replicas"
+        return "before" if event.name.startswith(">") == (way > 0) else "after"
 
     def messages(self) -> list[tuple[TraceEvent, TraceEvent]]:
         """Each send between stages with its receipt; a broadcast of the last stage has several."""
