@@ -68,6 +68,11 @@ def test_headline_figures_are_those_of_the_files(run):
     assert figures["loss"]["value"] == final["score"]["loss"]
     assert figures["train_loss"]["text"] == f"{lines[-1]['loss']:.4f}"
     assert figures["epochs"]["value"] == len(lines)
+    assert figures["memory"]["value"] == final["memory"]["host"]
+    slices = slices_of(run)
+    computed = sum(end - begin for _, op, _, begin, end in slices if op.isupper())
+    busy = computed / facts["stages"] / max(end for *_, end in slices)
+    assert figures["busy"]["value"] == pytest.approx(busy, abs=2e-3)
     assert figures["seconds"]["value"] == pytest.approx(sum(line["seconds"] for line in lines))
     assert figures["rate"]["value"] == final["images_per_second"]
     assert figures["delays"]["text"] == ", ".join(map(str, facts["method"]["delays"]))
@@ -184,6 +189,8 @@ def test_workers_of_a_race_are_rows_without_a_plan(tmp_path):
     assert found["memory"]["kept_note"] == "A race has no plan that says what each stage keeps."
     assert [f["text"] for f in found["figures"] if f["key"] == "delays"] == ["not planned"]
     assert found["staleness"]["planned"] is None
+    assert found["shares"]["of"] == "worker"
+    assert "of the time, mean of all workers" in [figure["note"] for figure in found["figures"]]
 
 
 def test_micro_batches_have_numbers_and_updates_have_none(tmp_path):

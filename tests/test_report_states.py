@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 
@@ -51,8 +52,34 @@ def test_how_a_run_has_ended_is_said(status, tmp_path):
     assert seen["status"]["name"] == status
     assert len(seen["curves"]["epochs"]) == 1
     assert ("no more disk" in seen["status"]["sentence"]) == (status == "failed")
-    if status == "running":
-        assert seen["measured"]["missing"] == "The trace is written when the run ends."
+    said = "The trace is written when the run ends"
+    for part in ("measured", "shares"):
+        why = seen[part]["missing" if part == "measured" else "note"]
+        assert why.startswith(f"{said}." if status == "running" else f"{said}, and this one was broken off."), part
+
+
+def test_an_epoch_that_was_broken_off_does_not_count(tmp_path):
+    """The page said 2 of 4 epochs where `freewheel train` had said one."""
+
+    def stop(end):
+        if end.step == 12:
+            signal.raise_signal(signal.SIGINT)
+
+    made = trainer(network(2), "pipedream", runtime="simulate")
+    with fw.RunRecorder(tmp_path / "run", made, {"epochs": 4}) as recorder:
+        history = made.fit(batches(10), epochs=4, callbacks=[recorder], batch_callbacks=[stop])
+        recorder.finish(history)
+    assert [line["complete"] for line in lines_of(tmp_path / "run")] == [True, False]
+    [found] = shown(tmp_path / "run")
+    [epochs] = [figure for figure in found["figures"] if figure["key"] == "epochs"]
+    assert epochs["text"] == "1 of 4"
+    assert epochs["note"] == f"{history.batches} batches"
+
+
+def test_a_trace_of_no_batch_is_empty(tmp_path):
+    [found] = shown(recorded(tmp_path / "run", trace=range(1000, 1010)))
+    assert found["measured"]["missing"] == "The trace is empty: no batch of this run was recorded."
+    assert found["shares"]["note"].startswith(found["measured"]["missing"])
 
 
 def test_what_has_not_begun_is_said(tmp_path):

@@ -13,7 +13,7 @@ from freewheel.report import _words as words
 from freewheel.report._configuration import configuration_of
 from freewheel.report._curves import curves_of
 from freewheel.report._figures import figures_of, status_of
-from freewheel.report._stages import UNTRACED, memory_of, shares_of, staleness_of
+from freewheel.report._stages import memory_of, shares_of, staleness_of, untraced
 from freewheel.report._timelines import MOST, measured_timeline, planned_timeline
 from freewheel.runs import TRACE, Run
 from freewheel.trace import Trace
@@ -88,24 +88,20 @@ def _run(name: str, run: Run, most: int) -> dict[str, Any]:
     path = run.folder / TRACE
     trace = _trace(path, path.stat().st_mtime_ns) if path.exists() else None
     status = status_of(run)
-    untraced = "The trace is written when the run ends." if _will_have_trace(run) else UNTRACED
+    shares = shares_of(run, trace, epochs)
     return {
         "name": name,
         "status": status,
         "started": run.facts.get("started"),
-        "figures": figures_of(run, epochs),
+        "figures": figures_of(run, epochs, shares),
         "curves": curves_of(epochs, status["name"]),
-        "measured": {"missing": untraced} if trace is None else measured_timeline(trace, most),
+        "measured": {"missing": untraced(run)} if trace is None else measured_timeline(trace, most),
         "planned": planned_timeline(run),
-        "shares": shares_of(run, trace, epochs),
+        "shares": shares,
         "staleness": staleness_of(run, trace, epochs),
         "memory": memory_of(run),
         "configuration": configuration_of(run),
     }
-
-
-def _will_have_trace(run: Run) -> bool:
-    return run.status == "running" and bool((run.facts.get("arguments") or {}).get("trace"))
 
 
 @lru_cache(maxsize=32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Any
 
 from freewheel.report import _words as words
@@ -35,10 +36,10 @@ def status_of(run: Run) -> dict[str, Any]:
     return {"name": status, "text": STATUS[status], "sentence": said, "done": done}
 
 
-def figures_of(run: Run, epochs: Sequence[Epoch]) -> list[Figure]:
-    """The headline figures, in the order in which they are shown."""
+def figures_of(run: Run, epochs: Sequence[Epoch], shares: dict[str, Any]) -> list[Figure]:
+    """The headline figures, in the order in which they are shown; `shares` is where the time of each stage went."""
     final, facts = run.final or {}, run.facts
-    return [*_scores(final, epochs), *_speed(run, final, epochs), *_what(facts)]
+    return [*_scores(final, epochs), *_speed(run, final, epochs), *_busy(shares), *_memory(final), *_what(facts)]
 
 
 def metric_name(epochs: Sequence[Epoch], score: dict[str, Any] | None = None) -> str | None:
@@ -70,7 +71,7 @@ def _figure(key: str, label: str, value: Any, text: str, note: str = "") -> Figu
 
 def _scores(final: dict[str, Any], epochs: Sequence[Epoch]) -> Iterator[Figure]:
     """The score on test samples, or the last one between epochs; and the training loss."""
-    score, note = final.get("score"), "on test samples, after the last epoch"
+    score, note = final.get("score"), "on test samples, at the end"
     last = next((epoch for epoch in reversed(epochs) if epoch.validation is not None), None)
     if score is None and last is not None and last.validation is not None:
         score, note = vars(last.validation), f"after epoch {last.epoch + 1}"
@@ -93,14 +94,36 @@ def _speed(run: Run, final: dict[str, Any], epochs: Sequence[Epoch]) -> Iterator
     if epochs:
         asked = run.facts.get("epochs")
         of = f" of {asked:,}" if asked else ""
+        whole = sum(epoch.complete for epoch in epochs)
         done = words.plural(epochs[-1].batches, "batch", "batches")
-        yield _figure("epochs", "Epochs", len(epochs), f"{len(epochs):,}{of}", done)
+        yield _figure("epochs", "Epochs", whole, f"{whole:,}{of}", done)
         yield _figure("seconds", "Time", trained, words.seconds(trained), "training, with the scoring between epochs")
     rate = final.get("images_per_second") or History(list(epochs)).images_per_second
     if rate is not None:
         yield _figure("rate", "Samples per second", rate, words.count(rate), "median over the epochs")
     if final.get("speedup") is not None:
         yield _figure("speedup", "Speedup", final["speedup"], f"{final['speedup']:.2f}×", "over one core")
+
+
+def _busy(shares: dict[str, Any]) -> Iterator[Figure]:
+    """How much of the time is computed, over all stages."""
+    if "missing" not in shares:
+        busy = fmean(values[0] for values in shares["values"])
+        yield _figure("busy", "Busy", busy, f"{busy:.0%}", f"of the time, mean of all {shares['of']}s")
+
+
+def _memory(final: dict[str, Any]) -> Iterator[Figure]:
+    """The peak of memory: of the GPUs where there are any."""
+    peaks = final.get("memory") or {}
+    allocated = [each["allocated"] for each in (peaks.get("devices") or {}).values()]
+    host, worker = peaks.get("host"), peaks.get("worker")
+    if allocated:
+        yield _figure("memory", "Peak memory", sum(allocated), words.size(sum(allocated)), "allocated on GPUs")
+    elif host and worker:
+        text = f"{words.size(host)}, {words.size(worker)}"
+        yield _figure("memory", "Peak memory", host, text, "of this process, of the largest worker")
+    elif host:
+        yield _figure("memory", "Peak memory", host, words.size(host), "of this process")
 
 
 def _what(facts: dict[str, Any]) -> Iterator[Figure]:

@@ -7,7 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from freewheel.report import _words as words
-from freewheel.runs import Run
+from freewheel.report._timelines import EMPTY
+from freewheel.runs import TRACE, Run
 from freewheel.trace import Trace
 from freewheel.trainer import Epoch
 
@@ -19,7 +20,6 @@ PARTS = {
     "data": "waiting for data",
     "other": "other",
 }
-UNTRACED = "This run has no trace; --trace or fit(trace=True) records one."
 
 
 def shares_of(run: Run, trace: Trace | None, epochs: Sequence[Epoch]) -> dict[str, Any]:
@@ -30,6 +30,7 @@ def shares_of(run: Run, trace: Trace | None, epochs: Sequence[Epoch]) -> dict[st
         rows = list(trace.meta.get("rows") or names_of(run, trace.stages))
         note = "Under simulate one thread runs all stages in turn: other is mostly the turns of other stages."
         return {
+            "of": _of(run),
             "rows": rows,
             "parts": [{"key": key, "text": text} for key, text in parts.items()],
             "values": [[round(each[part], 5) for part in parts] for each in values],
@@ -38,22 +39,40 @@ def shares_of(run: Run, trace: Trace | None, epochs: Sequence[Epoch]) -> dict[st
         }
     busy = [epoch.busy for epoch in epochs if epoch.complete and epoch.busy] or [e.busy for e in epochs if e.busy]
     if not busy:
-        return {"missing": f"{UNTRACED} Without it, the share of computing is known once an epoch has ended."}
+        return {"missing": f"{untraced(run)} Without it, the share of computing is known once an epoch has ended."}
     means = [fmean(each) for each in zip(*busy)]
     return {
+        "of": _of(run),
         "rows": names_of(run, len(means)),
         "parts": [{"key": "compute", "text": "computing"}, {"key": "other", "text": "not computing"}],
         "values": [[round(mean, 5), round(max(0.0, 1 - mean), 5)] for mean in means],
-        "note": f"{UNTRACED} A trace says what a stage waited for.",
+        "note": f"{untraced(run)} A trace says what a stage waited for.",
         "source": "Mean over the epochs.",
     }
 
 
+def untraced(run: Run) -> str:
+    """Why a run has no trace."""
+    if (run.folder / TRACE).exists():
+        return EMPTY
+    asked = run.facts.get("arguments") or {}
+    if not (asked.get("trace") or asked.get("trace_batches")):
+        return "This run has no trace; --trace or fit(trace=True) records one."
+    return (
+        f"The trace is written when the run ends{'.' if run.status == 'running' else ', and this one was broken off.'}"
+    )
+
+
 def names_of(run: Run, count: int) -> list[str]:
     """What the stages are called, or the workers of a race."""
-    if run.facts.get("method", {}).get("delays", 0) is None:
+    if _of(run) == "worker":
         return ["all workers"] if count == 1 else [f"worker {worker}" for worker in range(count)]
     return [f"stage {stage}" for stage in range(count)]
+
+
+def _of(run: Run) -> str:
+    """What has the rows: a stage, or a worker of a race."""
+    return "worker" if run.facts.get("method", {}).get("delays", 0) is None else "stage"
 
 
 def staleness_of(run: Run, trace: Trace | None, epochs: Sequence[Epoch]) -> dict[str, Any]:
@@ -84,7 +103,7 @@ def staleness_of(run: Run, trace: Trace | None, epochs: Sequence[Epoch]) -> dict
         }
     staleness = next((epoch.staleness for epoch in reversed(epochs) if epoch.complete and epoch.staleness), None)
     if staleness is None:
-        return {"missing": f"{UNTRACED} Without it, the mean staleness is known once an epoch has ended."}
+        return {"missing": f"{untraced(run)} Without it, the mean staleness is known once an epoch has ended."}
     return {
         "rows": names_of(run, len(staleness)),
         "delays": delays,

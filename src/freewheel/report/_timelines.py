@@ -20,6 +20,7 @@ from freewheel.trace import DATA, Trace, TraceEvent, row_name, row_of
 MICRO = 1e6
 MOST = 12_000  # actions that a page draws, over all runs
 SHORTEST = 3  # µs: waits below it are not drawn
+EMPTY = "The trace is empty: no batch of this run was recorded."
 WHOLE = ("U", "S", DATA)  # actions of a whole batch, whatever its micro-batches
 NAMES = {"F": "forward", "R": "recomputation", "B": "backward", "U": "update", "S": "synchronisation", DATA: "data"}
 CHANNELS = {
@@ -50,7 +51,7 @@ class Block(NamedTuple):
 def measured_timeline(trace: Trace, most: int = MOST) -> dict[str, Any]:
     """The timeline of a trace: its first events, in microseconds."""
     if not trace.events:
-        return {"missing": "The trace is empty: no batch of this run was recorded."}
+        return {"missing": EMPTY}
     rows = rows_of(trace)
     index = {row: place for place, row in enumerate(rows)}
     events = [event for event in trace.events if event.is_compute or event.seconds * MICRO >= SHORTEST]

@@ -77,10 +77,10 @@ function choice(name, legend, options, chosen, choose) {
     h("label", {}, h("input", { type: "radio", name, value, checked: value === chosen, onchange: () => choose(value) }), text)));
 }
 
-function table(columns, rows, caption, { tall = false, kind = null } = {}) {
+function table(columns, rows, caption, { tall = false, parted = false, kind = null } = {}) {
   const numbers = columns.map((_, i) => i > 0 && rows.every((row) => row[i] === "" || row[i] === "–" || /^[−\d]/.test(`${row[i]}`)));
   const cell = (tag, i, text, more = {}) => h(tag, { class: numbers[i] ? "number" : null, ...more }, `${text}`);
-  return h("div", { class: tall ? "scroll tall" : "scroll", role: "region", tabindex: 0, "aria-label": caption },
+  return h("div", { class: ["scroll", tall && "tall", parted && "parted"].filter(Boolean).join(" "), role: "region", tabindex: 0, "aria-label": caption },
     h("table", { class: kind, "aria-label": caption },
       h("thead", {}, h("tr", {}, columns.map((text, i) => cell("th", i, text, { scope: "col" })))),
       h("tbody", {}, rows.map((row) => h("tr", {}, row.map((text, i) =>

@@ -28,7 +28,7 @@ function described(group) {
   const said = `${group.name}: ${group.begun} of ${group.of} runs ${group.begun < group.of ? "have begun" : "shown"}.`;
   const rows = group.statistics.map((each) => [each.name, each.median, each.mean, each.least, each.most]);
   return h("div", {}, h("p", { class: "state" }, badge(group.status), said, group.status.sentence ? ` ${group.status.sentence}` : ""),
-    rows.length ? table(["figure", "median", "mean", "least", "most"], rows, `Statistics over the runs of ${group.name}`) : null);
+    rows.length ? table(["figure", "median", "mean", "least", "most"], rows, `Statistics over the runs of ${group.name}`, { parted: true }) : null);
 }
 
 function compared(runs) {

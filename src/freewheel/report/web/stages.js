@@ -16,9 +16,9 @@ function shares(part, { shares: found, name }) {
     const parts = found.parts.map((each, place) => ({ ...each, place })).filter(({ place }) => found.values.some((values) => values[place]));
     const busy = found.rows.map((row, i) => `${row} computes ${percent(found.values[i][0], 0)} of the time`).join(", ");
     figure(part, "chart", {
-      title: "Shares of the time of each stage", height: 34 * found.rows.length + 36, label: `${busy}.`, from: [name, found],
+      title: `Shares of the time of each ${found.of}`, height: 34 * found.rows.length + 36, label: `${busy}.`, from: [name, found],
       keys: keysOf(parts.map((each) => ({ name: each.text, fill: `var(--${each.key})` }))),
-      data: () => table(["stage", ...found.parts.map((each) => each.text)], rows, `Where the time of each stage of ${name} went`),
+      data: () => table([found.of, ...found.parts.map((each) => each.text)], rows, `Where the time of each ${found.of} of ${name} went`),
       make: (width) => bars({
         width, rows: found.rows, format: (value) => percent(value, 0), most: 1, stack: "time",
         series: parts.map((each) => ({ name: each.text, fill: colour(each.key), ink: colour(INKS[each.key] ?? "ink"),
