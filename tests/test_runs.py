@@ -69,6 +69,7 @@ def test_a_run_has_a_folder_that_repeats_it_and_goes_on(runs, tmp_path):
     assert fw.Run.open(folder).epochs == made.epochs
     assert fw.Run.open(folder).facts["started"] == made.facts["started"]
     assert fw.Run.open(folder).trace() is not None
+    assert fw.Run.open(folder).final == made.final, "the time and memory of a training are not those of none"
     assert len(list(runs.iterdir())) == 2, "a run that goes on stays where it is"
 
 
@@ -312,6 +313,18 @@ def test_every_method_is_recorded(row, runtime, tmp_path):
     assert trace is not None
     assert trace.staleness() == history.trace.staleness()
     assert progress == [(n, 10) for n in range(1, 11)]
+
+
+def test_a_run_that_goes_on_keeps_its_history_until_there_is_more(tmp_path):
+    """It was removed at once: a run that was killed twice had nothing to show."""
+    seen = []
+    for goes_on in (False, True):
+        made = trainer(network(2), "bp")
+        with fw.RunRecorder(tmp_path / "run", made, goes_on=goes_on) as recorder:
+            seen.append(len(fw.Run.open(tmp_path / "run").epochs))
+            made.fit(batches(2), epochs=1 + goes_on, callbacks=[recorder])
+        seen.append(len(fw.Run.open(tmp_path / "run").epochs))
+    assert seen == [0, 1, 1, 2]
 
 
 class _Weighed(nn.Linear):

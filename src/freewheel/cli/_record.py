@@ -19,7 +19,7 @@ from freewheel.cli._own import sized
 from freewheel.cli._places import checkpoint_folder, traced
 from freewheel.cli._ranks import follows
 from freewheel.cli._train_options import TrainOptions
-from freewheel.runs import WEIGHTS, RunRecorder, default_parent, is_run, new_folder
+from freewheel.runs import WEIGHTS, Run, RunRecorder, default_parent, is_run, new_folder
 from freewheel.trainer import History
 
 SECONDS = 30.0  # of training between two checkpoints, where the time of a batch is known
@@ -75,7 +75,7 @@ def recording(job: Job) -> Iterator[Recorded]:
     job = _with_folder(job)
     options = job.settings.options
     config = None if follows() or options.resume is not None else write_config(options, job.cut)
-    if not _records(options):
+    if not _records(options) or _is_complete(job):
         yield Recorded(job=job, config=config, recorder=None)
         return
     assert options.run_dir is not None
@@ -149,6 +149,14 @@ def _short(name: str | None) -> str:
         ('resnet-20', 'net')
     """
     return Path(str(name).partition(".py:")[0]).name
+
+
+def _is_complete(job: Job) -> bool:
+    """Whether a resumed run has nothing left to do, and its final figures are written."""
+    options = job.settings.options
+    if options.resume is None or options.run_dir is None or job.trainer.unfinished is not None:
+        return False
+    return is_run(options.run_dir) and Run.open(options.run_dir).status == "complete"
 
 
 def _records(options: TrainOptions) -> bool:

@@ -62,7 +62,7 @@ class RunRecorder:
         self._lock = take_lock(self.folder)
         known = {"format": FORMAT, "name": self.folder.resolve().name, "started": _now()}
         write_json(self.folder / FACTS, {**known, **self._facts, **self._first()})
-        for name in (HISTORY, PROGRESS, FINAL):  # of the run that goes on
+        for name in (PROGRESS, FINAL):  # of the run that goes on; its history stays until there is more
             (self.folder / name).unlink(missing_ok=True)
         self._begun = time.time()
         return self
@@ -120,7 +120,7 @@ class RunRecorder:
         """Write the lines of all epochs; usually one is new."""
         lines = [as_json(asdict(epoch), indent=None) + "\n" for epoch in epochs[self._written :]]
         path = self.folder / HISTORY
-        with writing(path), path.open("a", encoding="utf-8") as file:
+        with writing(path), path.open("a" if self._written else "w", encoding="utf-8") as file:
             file.writelines(lines)
         self._written = len(epochs)
 
