@@ -94,6 +94,9 @@ def test_a_network_of_ones_own_on_named_data(file):
     ("arguments", "words"),
     [
         (("--model", "nothing.py:make"), "nothing.py:make: there is no such file"),
+        (("--model", "FILE"), "name a function of the file, such as own_net_of_tests.py:make"),
+        (("--data", "FILE", "--model", "FILE:make"), "such as own_net_of_tests.py:loaders"),
+        (("--loss", "FILE"), "such as own_net_of_tests.py:loss"),
         (("--model", "FILE:nothing"), "has no function 'nothing'"),
         (("--model", "FILE:number"), "has no function 'number'"),
         (("--model", "FILE:loaders"), "it must return a torch.nn.Module"),

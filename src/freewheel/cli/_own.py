@@ -28,6 +28,7 @@ DATA_ONLY = (  # for named data sets
     "batch_size",
 )
 MODEL_ONLY = ("resize", "hidden")  # for named networks
+EXAMPLES = {"data": "loaders", "model": "make", "loss": "loss"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,11 @@ def own_model(text: str, known: dict[str, Any]) -> nn.Module:
 
 
 def check_own(options: Any, flag: Callable[[str], str]) -> None:
-    """Refuse options of named data sets and networks with one's own."""
+    """Refuse files without a function, and options of named data sets and networks with one's own."""
+    for own in ("data", "model", "loss"):
+        text = getattr(options, own)
+        if text is not None and text.endswith(".py"):
+            raise ValueError(f"{flag(own)} {text}: name a function of the file, such as {text}:{EXAMPLES[own]}")
     for own, others in (("data", DATA_ONLY), ("model", MODEL_ONLY)):
         given = [name for name in others if getattr(options, name) is not None]
         if is_own(getattr(options, own)) and given:
