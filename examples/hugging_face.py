@@ -1,26 +1,31 @@
 """A model of Hugging Face transformers, made from a configuration: nothing is downloaded.
 
 A small vision transformer learns real handwritten digits in three stages, from batches that are dicts. One epoch is
-traced: who computed and who waited. `digits-vit.json` can be opened at https://ui.perfetto.dev.
+traced: who computed and who waited. `runs/digits-vit.json` can be opened at https://ui.perfetto.dev.
 
     python examples/hugging_face.py            # a minute; with --quick a few batches
 """
 
 import sys
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-import transformers
 from torch.utils.data import DataLoader
 
 import freewheel as fw
+
+try:
+    from transformers import ViTConfig, ViTForImageClassification
+except ImportError:
+    sys.exit("transformers cannot be imported: pip install transformers, with no torchvision or one that fits torch")
 
 QUICK = "--quick" in sys.argv
 EPOCHS = 1 if QUICK else 15
 torch.manual_seed(0)
 
-config = transformers.ViTConfig(
+config = ViTConfig(
     image_size=8,
     patch_size=2,
     num_channels=1,
@@ -30,7 +35,7 @@ config = transformers.ViTConfig(
     intermediate_size=128,
     num_labels=10,
 )
-model = transformers.ViTForImageClassification(config)
+model = ViTForImageClassification(config)
 
 
 def samples(loader):
@@ -41,7 +46,6 @@ def samples(loader):
 digits = fw.data.load("digits", train_limit=320 if QUICK else None)
 train = DataLoader(samples(digits.train), batch_size=32, shuffle=True, drop_last=True)
 test = DataLoader(samples(digits.test), batch_size=128)
-
 stages = fw.split(model, 3, example=digits.example(), by="parameters")  # between the blocks of transformers
 print(stages.report)
 
@@ -66,7 +70,8 @@ def show(end: fw.EpochEnd) -> None:
 
 trainer.fit(train, EPOCHS, validate=test, callbacks=[show])
 trace = trainer.fit(train, trace=True).trace  # goes on for one more epoch
-trace.save("digits-vit.json")
+Path("runs").mkdir(exist_ok=True)
+trace.save("runs/digits-vit.json")
 for stage, share in enumerate(trace.shares()):
     waited = f"waited {share['before']:.0%} for the stage before, {share['after']:.0%} for the one after"
     print(f"stage {stage}  computed {share['compute']:.0%} of the time, {waited}")

@@ -16,7 +16,7 @@ import freewheel as fw
 
 QUICK = "--quick" in sys.argv
 FOLDER = Path(next((each for each in sys.argv[1:] if each != "--quick"), "data"))
-CHECKPOINTS = Path("resnet-cifar10-quick" if QUICK else "resnet-cifar10")
+CHECKPOINTS = Path("runs", "resnet-cifar10-quick" if QUICK else "resnet-cifar10")
 EPOCHS = 2 if QUICK else 30
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -8,6 +8,7 @@ Backpropagation trains the first network; its weights go to a file, from which o
 
 import sys
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,8 @@ import torch.nn.functional as F
 import freewheel as fw
 
 QUICK = "--quick" in sys.argv
-FILE = "digits-0-to-5.pt"
+FILE = Path("runs", "digits-0-to-5.pt")
+FILE.parent.mkdir(exist_ok=True)
 data = fw.data.load("digits", train_limit=320 if QUICK else None)
 
 

@@ -123,7 +123,7 @@ def test_scripts_run(page, tmp_path):
 
 @exhaustive
 @pytest.mark.parametrize(
-    ("page", "written"), [("five-minutes.md", "both.html"), ("own-model.md", "runs/fdg-net-net-1/weights.pt")]
+    ("page", "written"), [("five-minutes.md", "runs/both.html"), ("own-model.md", "runs/fdg-net-net-1/weights.pt")]
 )
 def test_the_commands_of_the_start_run(page, written, tmp_path, monkeypatch):
     """Every command, one after the other, as a newcomer types them; a script is the file `net.py`."""

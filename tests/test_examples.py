@@ -65,6 +65,7 @@ def test_runs_for_a_few_batches(script, tmp_path):
     assert LEARNED.search(out), out
     assert not re.search(r"\bnan\b", out), out
     assert re.search(r"\d", out.splitlines()[-1]), "it ends with a figure"
+    assert {path.name for path in tmp_path.iterdir()} <= {"runs"}, "git ignores that folder in a clone"
 
 
 @exhaustive
@@ -93,6 +94,13 @@ def test_absent_data_is_told_in_one_line(name, tmp_path):
     (line,) = errors.splitlines()
     assert line.startswith(f"{tmp_path}/")
     assert re.search(r"is missing: unpack .*https://.* --quick$", line)
+
+
+def test_an_absent_package_is_told_in_one_line(tmp_path):
+    absent = "import runpy, sys; sys.modules['transformers'] = None; runpy.run_path(sys.argv[1], run_name='__main__')"
+    ((code, out, errors),) = run(tmp_path, ["-c", absent, str(ROOT / "examples" / "hugging_face.py")])
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"transformers cannot be imported: pip install transformers, .*\n", errors)
 
 
 @exhaustive
