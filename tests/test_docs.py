@@ -4,8 +4,10 @@ import importlib
 import inspect
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 
+import griffe
 import pytest
 
 import freewheel as fw
@@ -13,6 +15,7 @@ import freewheel as fw
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "docs" / "hooks"))
 import api_pages  # noqa: E402
+import docstrings  # noqa: E402
 import repository_pages  # noqa: E402
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])
@@ -65,6 +68,18 @@ def test_every_public_name_has_an_entry_and_a_docstring():
         for name in filter(api_pages.has_docstring, names):
             package, _, last = name.rpartition(".")
             assert inspect.getdoc(getattr(importlib.import_module(package), last)), name
+
+
+def test_the_reference_tells_what_a_trainer_takes_and_every_option_of_a_method():
+    """`Trainer` takes options and no config, and methods inherit options that a reader of one docstring misses."""
+    extensions = griffe.load_extensions(docstrings.Docstrings, "dataclasses")
+    read = griffe.load("freewheel", search_paths=[ROOT / "src"], extensions=extensions)
+    made = read["trainer._trainer.Trainer.__init__"]
+    assert [(each.name, each.kind.value) for each in made.parameters][2:] == [("options", "variadic keyword")]
+    for method in fw.METHODS.values():
+        text = read[f"{method.__module__}.{method.__name__}".removeprefix("freewheel.")].docstring.value
+        described = set(re.findall(r"^    (\w+):", text, re.MULTILINE))
+        assert {field.name for field in fields(method)} <= described, method
 
 
 def test_every_package_has_a_page():

@@ -36,7 +36,10 @@ PAGES = {
     "doctor": "The doctor",
 }
 HOMELESS = "trainer"  # the page of what is in no package
+MODULES = ("data", "models", "recipes")  # typed as they are: `fw.data.load`
+FIRST = ("Trainer", "RunConfig", "History", "split", "method", "Pipeline", "plan", "Plan", "load", "build", "find")
 FOLDER = "reference/api"
+FOR_EXTENSIONS = "For extensions"
 
 
 def exported(package: str) -> dict[str, str]:
@@ -61,7 +64,7 @@ def exported(package: str) -> dict[str, str]:
 
 @cache
 def entries() -> dict[str, list[str]]:
-    """Return the entries of each page: names that users type as `fw.NAME` come first, and only once.
+    """Return the entries of each page, once: what users type, most important first, then what extensions import.
 
     Example:
         >>> "freewheel.Plan" in entries()["plan"], "freewheel.plan.Op" in entries()["plan"]
@@ -71,17 +74,42 @@ def entries() -> dict[str, list[str]]:
     pages = {page: [f"freewheel.{name}" for name, home in top.items() if home == page] for page in PAGES}
     for page, names in pages.items():
         names += [f"freewheel.{page}.{name}" for name in exported(page) if name not in top]
+        names.sort(key=lambda name: (not is_typed(name), *_place(name.rpartition(".")[2])))
     return pages
+
+
+def _place(name: str) -> tuple[int, ...]:
+    return (FIRST.index(name),) if name in FIRST else (len(FIRST),)
+
+
+def is_typed(name: str) -> bool:
+    """Whether users type a name as `fw.NAME` or `fw.data.NAME`; the others are for extensions.
+
+    Example:
+        >>> is_typed("freewheel.FDG"), is_typed("freewheel.data.load"), is_typed("freewheel.plan.Op")
+        (True, True, False)
+    """
+    _, package, *rest = name.split(".")
+    return not rest or package in MODULES
 
 
 def page_text(page: str) -> str:
     """Return the page of a package."""
     about = ast.get_docstring(ast.parse((SOURCE / page / "__init__.py").read_text(encoding="utf-8"))) or ""
     about = re.sub(r"(?m)(?:^    .*\n?)+", lambda block: f"\n```text\n{block.group().rstrip()}\n```\n", about)
-    described = [name for name in entries()[page] if has_docstring(name)]
-    values = [f"- `{name}` {{ #{name} }}: {_value(name)}" for name in entries()[page] if name not in described]
-    last = ["## Values and types", "\n".join(values)] if values else []
-    return "\n\n".join([f"# {PAGES[page]}", about, *(f"::: {name}" for name in described), *last]) + "\n"
+    typed = [name for name in entries()[page] if is_typed(name)]
+    others = [name for name in entries()[page] if not is_typed(name)]
+    parts = [f"# {PAGES[page]}", about, *_described(typed, level=2)]
+    if typed and others:
+        parts += [f"## {FOR_EXTENSIONS}", f"Import these from `freewheel.{page}`."]
+    return "\n\n".join([*parts, *_described(others, level=3 if typed else 2)]) + "\n"
+
+
+def _described(names: list[str], *, level: int) -> list[str]:
+    """The entries of names; what has no docstring of its own comes last, with its value."""
+    found = [f"::: {name}\n    options:\n      heading_level: {level}" for name in names if has_docstring(name)]
+    values = [f"- `{name}` {{ #{name} }}: {_value(name)}" for name in names if not has_docstring(name)]
+    return [*found, *([f"{'#' * level} Values and types", "\n".join(values)] if values else [])]
 
 
 def has_docstring(name: str) -> bool:
@@ -105,22 +133,32 @@ def _value(name: str) -> str:
 
 def index_text() -> str:
     """Return the page that lists all names."""
-    rows = ["# API", "`fw` is `import freewheel as fw`. Everything public, by package:", ""]
+    rows = ["# API", "`fw` is `import freewheel as fw`. What users type:", ""]
+    rows += _listed(typed=True)
+    rows += [f"## {FOR_EXTENSIONS}", "What [extensions](../../guides/extending.md) and other tools import:", ""]
+    return "\n".join([*rows, *_listed(typed=False)])
+
+
+def _listed(*, typed: bool) -> list[str]:
+    rows = []
     for page, title in PAGES.items():
-        names = ", ".join(f"[`{_typed(name)}`]({page}.md#{name})" for name in entries()[page])
-        rows += [f"**[{title}]({page}.md)**, `freewheel.{page}`: {names}", ""]
-    return "\n".join(rows)
+        names = [f"[`{_typed(name)}`]({page}.md#{name})" for name in entries()[page] if is_typed(name) == typed]
+        rows += [f"**[{title}]({page}.md)**: {', '.join(names)}", ""] if names else []
+    return rows
 
 
 def _typed(name: str) -> str:
-    return name.replace("freewheel.", "fw." if name.count(".") == 1 else "", 1)
+    return name.replace("freewheel.", "fw." if is_typed(name) else "", 1)
 
 
 def on_config(config: Any) -> Any:
     """Put the pages into the navigation; called by mkdocs."""
     section = next(part["Reference"] for part in config.nav if "Reference" in part)
     api = next(part for part in section if "API" in part)
-    api["API"] = [api["API"], *({title: f"{FOLDER}/{page}.md"} for page, title in PAGES.items())]
+    typed = [page for page in PAGES if any(map(is_typed, entries()[page]))]
+    others = [page for page in PAGES if page not in typed]
+    pages, more = ([{PAGES[page]: f"{FOLDER}/{page}.md"} for page in group] for group in (typed, others))
+    api["API"] = [api["API"], *pages, {FOR_EXTENSIONS: more}]
     return config
 
 
@@ -135,10 +173,18 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Link names such as `fw.Trainer` to their entries; called by mkdocs."""
-    if page.file.src_uri.startswith((FOLDER, "source/")):
+    """Link names such as `fw.Trainer` to their entries, and docstrings to pages; called by mkdocs."""
+    if page.file.src_uri.startswith("source/"):
         return html
+    if page.file.src_uri.startswith(FOLDER):
+        html = re.sub(r"\bdocs/([\w/-]+)\.md\b", lambda page: _link(page[1]), html)
     return linked(html)
+
+
+def _link(page: str) -> str:
+    """A link from the reference to a page, with its title."""
+    title = (SOURCE.parents[1] / "docs" / f"{page}.md").read_text(encoding="utf-8").partition("\n")[0]
+    return f'<a href="../../{page}.html">{title.removeprefix("# ")}</a>'
 
 
 def linked(html: str) -> str:

@@ -39,7 +39,12 @@ class Position:
 class EpochEnd:
     """What a callback sees: the record of the epoch, and the network as it was after exactly that many batches.
 
-    `position` is for `fw.gradient_difference`.
+    Args:
+        record: The record of the epoch.
+        history: Those of all epochs until now.
+        stages: Copies of the stages at the cut.
+        network: The same as one network; `model()` has it in eval mode.
+        position: For `fw.gradient_difference`.
     """
 
     record: Epoch

@@ -14,7 +14,14 @@ from freewheel.trace import Trace
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What a network scored on a loader: its mean loss, its first metric, and all metrics by name."""
+    """What a network scored on a loader.
+
+    Args:
+        loss: The mean over the samples.
+        metric: The first metric; None where there is none.
+        samples: How many there were.
+        metrics: All metrics by name.
+    """
 
     loss: float
     metric: float | None
@@ -45,10 +52,19 @@ class LayerUpdates:
 class Epoch:
     """One epoch: the training loss, the score at its end, and how the stages were used.
 
-    `seconds` is the time from the end of the epoch before, scoring included: the stages work on while the network is
-    scored. `busy` is each stage's share of that time spent computing; `staleness` the mean number of updates between a
-    batch's forward and its own update. `complete` is False for an epoch that was broken off. `layers` has what methods
-    that race on shared weights know of each layer, `race` their times; there `busy` is the mean over the workers.
+    Args:
+        epoch: Its number, from 0.
+        batches: Trained until its end, those of earlier epochs included.
+        samples: Those of this epoch.
+        loss: The mean training loss.
+        validation: The score at its end, with `fit(validate=...)`.
+        seconds: From the end of the epoch before, scoring included; the stages work on meanwhile.
+        images_per_second: Samples over these seconds.
+        busy: Of each stage, or of the workers of a race in the mean: the share of this time spent computing.
+        staleness: Of each stage: the mean number of updates between a batch's forward and the update with it.
+        complete: False if it was broken off.
+        layers: What a method that races knows of each layer.
+        race: The times of a method that races.
     """
 
     epoch: int
@@ -76,6 +92,12 @@ class Reached(NamedTuple):
 class History:
     """The epochs of a run, in order.
 
+    Args:
+        epochs: A record of each.
+        interrupted: Whether Ctrl-C ended the training.
+        stopped: Whether a callback did.
+        trace: What the stages did and when, with `fit(trace=True)`.
+
     Example:
         >>> History().epochs, History().interrupted
         ([], False)
@@ -84,7 +106,7 @@ class History:
     epochs: list[Epoch] = field(default_factory=list)
     interrupted: bool = False
     stopped: bool = False
-    trace: Trace | None = field(default=None, repr=False, compare=False)  # if `fit` was asked for it
+    trace: Trace | None = field(default=None, repr=False, compare=False)
 
     @property
     def losses(self) -> list[float]:
