@@ -100,3 +100,31 @@ def test_every_page_is_linked_from_another():
         for link in repository_pages.links(page.read_text(encoding="utf-8"))
     }
     assert [page for page in PAGES if page not in found and page != ROOT / "README.md"] == []
+
+
+def numbers(text: str) -> set[str]:
+    """The numbers of a text, without those of links."""
+    return set(re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)", re.sub(r"\]\([^)]*\)", "]", text)))
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_pages_it_links():
+    readme, page = ROOT / "README.md", None
+    rows = re.findall(r"^\| (?!what|---).*$", readme.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rows) > 4
+    for row in rows:
+        page = next((ROOT / link["path"] for link in repository_pages.links(row)), page)
+        assert numbers(row) <= numbers(page.read_text(encoding="utf-8")), row
+
+
+def test_the_accuracies_of_methods_are_those_of_one_page():
+    """The page of each method and the one for choosing repeat the medians of `measured/accuracy.md`."""
+    table = (ROOT / "docs" / "measured" / "accuracy.md").read_text(encoding="utf-8")
+    medians = re.findall(r"^\| `([\w-]+)` \| (\d\d\.\d) .*?\| (\d\d\.\d) ", table, re.MULTILINE)
+    told = {name: (two, four) for name, two, four in medians if name != "dgl"}  # which has a table of its own
+    assert {"gpipe", "ddg", "fr", "pipedream", "pipemare", "fdg", "dsp"} == set(told)
+    choose = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
+    for name, (two, four) in told.items():
+        page = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
+        assert f"*Accuracy* on digits, K = 2 and 4: {two} and {four} %" in page, name
+        (row,) = re.findall(rf"^\| \[`{name}`\].*", choose, re.MULTILINE)
+        assert f"| {four} |" in row, row
