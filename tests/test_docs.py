@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import griffe
+import markdown
 import pytest
 
 import freewheel as fw
@@ -52,6 +53,25 @@ def test_a_dead_link_and_a_dead_anchor_are_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("[a](there.md#a-head) [b](gone.md) [c](there.md#none) [d](#page) `[e](code.md)`\n# Page\n")
     assert dead(page) == ["gone.md", "there.md#none"]
+
+
+def unread(text: str) -> list[str]:
+    """The lines of a page that the site shows as text, though they are meant as items of a list or rows of a table."""
+    html = markdown.markdown(text, extensions=["tables", "md_in_html", "pymdownx.superfences"])
+    shown = re.sub(r"<(pre|code)\b.*?</\1>", "code", html, flags=re.DOTALL)
+    return re.findall(r"(?:^|>)((?:[-*] |\d\. |\| ).*)", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lists_and_tables_are_those_of_the_site(page):
+    """The site's Markdown needs an empty line before a list, and four spaces before what belongs to an item."""
+    assert unread(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_list_without_an_empty_line_before_it_is_found():
+    assert unread("Text:\n- one\n- two\n") == ["- one", "- two</p>"]
+    assert unread("```\ncode\n```\n- `one`\n") == ["- code</p>"]
+    assert unread("Text:\n\n- one\n  more\n- two\n") == []
 
 
 def test_docstrings_link_to_nothing_outside_of_the_code():
