@@ -113,6 +113,22 @@ def test_the_glossary_has_each_word_once_in_order():
     assert rows == sorted(rows, key=str.lower)
 
 
+def test_what_the_glossary_finds_in_the_code_is_there():
+    text = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+    packages = {"fw": "freewheel", **{page: f"freewheel.{page}" for page in api_pages.PAGES}}
+    names = re.findall(r"`(\w+)\.([\w.]+)[`(]", text.partition("| --- |")[2])
+    found = [(packages[first], rest) for first, rest in names if first in packages]
+    assert len(found) > 50
+    for package, rest in found:
+        parts = rest.split(".")
+        while parts and parts[0].startswith("_"):
+            package = f"{package}.{parts.pop(0)}"
+        there = importlib.import_module(package)
+        for part in parts:
+            assert hasattr(there, part) or part in there.__annotations__, f"{package}.{rest}"
+            there = getattr(there, part, None)
+
+
 def test_every_page_is_linked_from_another():
     found = {
         (page.parent / link["path"]).resolve()
