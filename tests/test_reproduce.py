@@ -17,10 +17,11 @@ import torch
 
 import freewheel as fw
 from command_line import freewheel, good
+from freewheel.checkpoint import seal, unseal
 from freewheel.recipes import Recipe
 from freewheel.reproduce import EXPERIMENTS, Cell, Experiment, Watcher, _runner, reproduce, tables
 from freewheel.reproduce._experiment import Largest, Measure, Ratio, Value
-from freewheel.reproduce._markdown import heading
+from freewheel.reproduce._markdown import HEADINGS, heading, line
 from freewheel.reproduce._networks import DIGITS, DIGITS_NET
 from freewheel.reproduce._store import Store
 from freewheel.reproduce.experiments._nets import NETS, SMALL, TRANSFER
@@ -180,6 +181,25 @@ def test_more_seeds_keep_those_that_are_there(run):
     assert Counting.calls == [(1.0, 0), (1.0, 1), (1.0, 2)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Diverging(Counting):
+    """Has no number with some seeds."""
+
+    seeds: tuple[int, ...]
+
+    def run(self, context, seed):
+        return {"validation": 0.0, "diverged": True} if seed in self.seeds else super().run(context, seed)
+
+
+def test_runs_without_a_number_are_counted(run):
+    """A median of two runs was said to be one of three, and what had diverged to be "not reached"."""
+    one, all_ = (Diverging(base=1.0, seeds=seeds) for seeds in ((1,), (0, 1, 2)))
+    first, second = run(experiment(Value(one, "x"), Value(all_, "x"), seeds=3)).rows
+    assert first.values == (1.0, 5.0)
+    assert [line(row)[HEADINGS.index("runs")] for row in (first, second)] == ["2 of 3", "3"]
+    assert (first.error, second.error) == ("", "diverged")
+
+
 def test_what_is_written_can_be_read(run, tmp_path):
     report = run(experiment(Value(Counting(base=1.0), "x"), Value(Counting(base=2.0), "y"), seeds=2))
     folder = Store(tmp_path, "cpu").report_folder("fdg-table3", quick=False)
@@ -245,6 +265,19 @@ def test_an_interrupted_training_goes_on_to_the_same_result(run, tmp_path, metho
         assert ours[key] == theirs[key]
     assert len(ours["curve"]) == 5
     assert not Store(tmp_path, "cpu").work_folder(job, 0).exists()
+
+
+def test_the_duration_is_that_of_all_runs_of_a_training(run, tmp_path):
+    """It was that of the last one: a day's training that was interrupted at the end had taken minutes."""
+    job = replace(TRAINING, recipe=STEPPED)
+    run(experiment(Value(job, "last")), watcher=Heard("epoch 2 of 5"))
+    (saved,) = Store(tmp_path, "cpu").work_folder(job, 0).rglob("manifest.json")
+    content = unseal(saved)
+    content["fit"]["history"]["epochs"][0]["seconds"] += 86400.0
+    saved.write_text(seal(content))
+    resumed = run(experiment(Value(job, "last")))
+    assert resumed.results(job)[0]["clock"][0] > 86400
+    assert resumed.seconds > 86400
 
 
 # Jobs side by side.

@@ -60,7 +60,7 @@ def line(row: CellReport) -> tuple[str, ...]:
         shown_paper(row.paper),
         ours,
         shown_difference(row.difference),
-        str(len(row.values)),
+        str(row.runs) if len(row.values) in (0, row.runs) else f"{len(row.values)} of {row.runs}",
         shown_time(row.seconds) if row.seconds else NOTHING,
     )
 

@@ -23,7 +23,8 @@ class CellReport:
     Args:
         row, column, unit: The place in the paper's table.
         paper: The number there.
-        values: Ours, one for each seed.
+        values: Ours, one for each seed that has one.
+        runs: How many seeds were measured.
         ours: Their mean or median, as the paper reports it; None without a value.
         seconds: How long the jobs took, all seeds together.
         error: Why there is no value.
@@ -35,6 +36,7 @@ class CellReport:
     unit: str
     paper: Figure
     values: tuple[float, ...] = ()
+    runs: int = 0
     ours: float | None = None
     seconds: float = 0.0
     error: str = ""
@@ -126,13 +128,15 @@ class Report:
         seconds = sum(self.records[job, seed]["seconds"] for job, seed in self.records if job in jobs)
         error = next((self.errors[job] for job in jobs if job in self.errors), "")
         if count and not values and not error:
-            error = "not reached"
+            diverged = any("diverged" in result for results in known.values() for result in results)
+            error = "diverged" if diverged else "not reached"
         return CellReport(
             row=cell.row,
             column=cell.column,
             unit=table.unit_of(cell.column),
             paper=table.figure(cell.row, cell.column),
             values=values,
+            runs=count,
             ours=STATISTICS[self.experiment.statistic](values) if values else None,
             seconds=seconds,
             error=error,

@@ -98,7 +98,7 @@ def _carried_out(task: Task, tell: Any) -> Outcome:
         found = task.job.run(replace(task.context, tell=tell), task.seed)
     except Exception as error:  # the other jobs go on
         return Outcome(time.perf_counter() - started, error=" ".join(str(error).split()) or type(error).__name__)
-    return Outcome(time.perf_counter() - started, found)
+    return Outcome(found.get("took", time.perf_counter() - started), found)
 
 
 class _Worker:

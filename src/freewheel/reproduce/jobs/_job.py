@@ -79,7 +79,10 @@ class Job(ABC):
 
     @abstractmethod
     def run(self, context: Context, seed: int) -> dict[str, Any]:
-        """Measure, and return the measures by name; a KeyboardInterrupt leaves what is needed to go on."""
+        """Measure, and return the measures by name; a KeyboardInterrupt leaves what is needed to go on.
+
+        A job that goes on from an earlier run has the seconds of both as the measure `took`.
+        """
 
     @property
     def key(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 import torch.nn.functional as F
 
 from freewheel._files import write_json
-from freewheel.checkpoint import find, finished
+from freewheel.checkpoint import Manifest, find, finished
 from freewheel.data import Data
 from freewheel.methods import Method
 from freewheel.models import classifier
@@ -111,7 +112,8 @@ class Training(Job):
             within = replace(context, tell=partial(_with_step_size, context, lr))
             found[lr] = Attempt(attempt, within, seed, folder).run()
         best = max(found, key=lambda lr: found[lr]["validation"])
-        return {**found[best], "lr": best, "validations": {str(lr): each["validation"] for lr, each in found.items()}}
+        chosen = {"lr": best, "validations": {str(lr): each["validation"] for lr, each in found.items()}}
+        return {**found[best], **chosen, "took": sum(each["took"] for each in found.values())}
 
 
 def _listed(numbers: Iterable[float]) -> str:
@@ -138,13 +140,17 @@ class Attempt:
     ) -> None:
         self._job, self._context, self._seed, self._folder = job, context, seed, folder
         self._watch = watch
+        self._earlier = 0.0  # seconds until the checkpoint that it goes on from
 
     def run(self) -> dict[str, Any]:
-        """The measures; those of an attempt that has ended are read from its folder."""
+        """The measures, and how long it took; those of an attempt that has ended are read from its folder."""
         done = None if self._folder is None else self._folder / "done.json"
         if done is not None and done.is_file():
             return json.loads(done.read_text(encoding="utf-8"))
+        started = time.perf_counter()
         found, interrupted = self._train()
+        if found is not None:
+            found["took"] = self._earlier + time.perf_counter() - started
         if found is not None and done is not None:
             write_json(done, found)
             shutil.rmtree(done.parent / "checkpoints", ignore_errors=True)
@@ -223,9 +229,11 @@ class Attempt:
             "seed": self._seed,
         }
         stages = job.net.cut(model, context.data_root, job.k, context.device)
-        if folder is not None and folder.is_dir() and any(folder.glob("checkpoint-*")):
-            return Trainer.resume(folder, stages, **options)
-        return Trainer(stages, **options)
+        if folder is None or not folder.is_dir() or not any(folder.glob("checkpoint-*")):
+            return Trainer(stages, **options)
+        trainer = Trainer.resume(folder, stages, **options)
+        self._earlier = _seconds(find(folder).manifest)
+        return trainer
 
     @staticmethod
     def _shapes(data: Data) -> dict[str, Any]:
@@ -236,6 +244,13 @@ class Attempt:
         score = end.record.validation
         accuracy = "" if score is None or score.metric is None else f", {100 * score.metric:.2f} %"
         self._context.tell(f"epoch {end.record.epoch + 1} of {self._job.recipe.epochs}{accuracy}")
+
+
+def _seconds(manifest: Manifest) -> float:
+    """How long a training had taken when it was saved."""
+    fit = manifest.fit
+    assert fit is not None
+    return fit.seconds + sum(epoch.seconds for epoch in History.from_dict(fit.history).epochs)
 
 
 def measures(history: History, target: float | None) -> dict[str, Any]:
