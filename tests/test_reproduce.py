@@ -23,6 +23,7 @@ from freewheel.reproduce import EXPERIMENTS, Cell, Experiment, Watcher, _runner,
 from freewheel.reproduce._experiment import Largest, Measure, Ratio, Value
 from freewheel.reproduce._markdown import HEADINGS, heading, line
 from freewheel.reproduce._networks import DIGITS, DIGITS_NET
+from freewheel.reproduce._report import shown_paper
 from freewheel.reproduce._store import Store
 from freewheel.reproduce.experiments._nets import NETS, SMALL, TRANSFER
 from freewheel.reproduce.jobs import Context, Ideal, Job, Training
@@ -198,6 +199,15 @@ def test_runs_without_a_number_are_counted(run):
     assert first.values == (1.0, 5.0)
     assert [line(row)[HEADINGS.index("runs")] for row in (first, second)] == ["2 of 3", "3"]
     assert (first.error, second.error) == ("", "diverged")
+
+
+def test_numbers_have_the_places_of_the_paper(run):
+    """The paper's 6.20 was shown as 6.2, and an error of 5 % beside 7.78 as 5."""
+    figure = tables()["fdg-table3"].figure
+    assert [shown_paper(figure("ResNet-56", column)) for column in ("FDG, β=1", "FDG, best β")] == ["6.20", "5.90"]
+    assert shown_paper(tables()["async-table2"].figure("ResNet-18, LPP-SGD", "seconds")) == "523.4 ± 15"
+    (row,) = run(experiment(Value(Counting(base=5.0), "x"))).rows
+    assert line(row)[3:6] == ("7.78", "5.00", "−2.78")
 
 
 def test_what_is_written_can_be_read(run, tmp_path):

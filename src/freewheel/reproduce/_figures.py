@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -22,10 +23,14 @@ WITHOUT_NUMBER = ("drawn", "lost")
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A number of a paper; `kind` says why there is none: `drawn` in a picture only, or `lost` in our copy."""
+    """A number of a paper, with the decimal places in which it is printed.
+
+    `kind` says why there is none: `drawn` in a picture only, or `lost` in our copy.
+    """
 
     value: float | None = None
     deviation: float | None = None
+    places: int | None = None
     kind: str = "number"
 
     @classmethod
@@ -33,13 +38,14 @@ class Figure:
         """An entry of a row.
 
         Example:
-            >>> Figure.read([93.7, 0.16])
-            Figure(value=93.7, deviation=0.16, kind='number')
+            >>> Figure.read([Decimal("93.70"), Decimal("0.16")])
+            Figure(value=93.7, deviation=0.16, places=2, kind='number')
         """
         if given in WITHOUT_NUMBER:
             return cls(kind=given)
-        value, deviation = given if isinstance(given, list) else (given, None)
-        return cls(value=float(value), deviation=deviation)
+        value, *others = given if isinstance(given, list) else (given,)
+        places = len(str(value).partition(".")[2]) if isinstance(value, Decimal) else None
+        return cls(value=float(value), deviation=float(others[0]) if others else None, places=places)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +73,10 @@ class PaperTable:
         """What stands in a row and a column."""
         return self.rows[row][self.columns.index(column)]
 
+    def setting(self, row: str, column: str) -> float:
+        """The number in a column that says how something was measured."""
+        return float(self.entry(row, column))
+
     def figure(self, row: str, column: str) -> Figure:
         """The number there."""
         return Figure.read(self.entry(row, column))
@@ -87,7 +97,8 @@ def tables() -> Mapping[str, PaperTable]:
         >>> tables()["fdg-table3"].figure("ResNet-20", "FDG, best β").value
         7.23
     """
-    raw = tomllib.loads(files("freewheel.reproduce").joinpath("figures.toml").read_text(encoding="utf-8"))
+    text = files("freewheel.reproduce").joinpath("figures.toml").read_text(encoding="utf-8")
+    raw = tomllib.loads(text, parse_float=Decimal)
     return {name: _table(name, table) for name, table in raw.items()}
 
 

@@ -52,14 +52,15 @@ def few(names: Sequence[str]) -> str:
 
 def line(row: CellReport) -> tuple[str, ...]:
     """The entries of a cell under `HEADINGS`."""
-    ours = shown(row.ours, row.deviation) if row.ours is not None else row.error or NOTHING
+    places = row.paper.places
+    ours = shown(row.ours, row.deviation, places) if row.ours is not None else row.error or NOTHING
     return (
         row.row,
         row.column,
         row.unit,
         shown_paper(row.paper),
         ours,
-        shown_difference(row.difference),
+        shown_difference(row.difference, places),
         str(row.runs) if len(row.values) in (0, row.runs) else f"{len(row.values)} of {row.runs}",
         shown_time(row.seconds) if row.seconds else NOTHING,
     )

@@ -165,16 +165,21 @@ class Report:
         }
 
 
-def shown(value: float | None, deviation: float | None = None) -> str:
-    """A number in four digits, and its deviation in two.
+def shown(value: float | None, deviation: float | None = None, places: int | None = None) -> str:
+    """A number in so many decimal places, or in four digits, and its deviation in two.
 
     Example:
         >>> shown(93.7124, 0.1634), shown(0.0049), shown(1038.8, 61), shown(None)
         ('93.71 ± 0.16', '0.0049', '1,039 ± 61', '–')
+        >>> shown(6.6, places=2), shown(0.0004, places=2)
+        ('6.60', '0.0004')
     """
     if value is None:
         return NOTHING
-    number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if places is not None and (not value or round(value, places)):
+        number = f"{value:,.{places}f}"
+    else:
+        number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     if deviation is None:
         return number
     return f"{number} ± {deviation:.0f}" if deviation >= 100 else f"{number} ± {deviation:.2g}"
@@ -182,12 +187,12 @@ def shown(value: float | None, deviation: float | None = None) -> str:
 
 def shown_paper(figure: Figure) -> str:
     """The paper's number, or why there is none."""
-    return shown(figure.value, figure.deviation) if figure.kind == "number" else figure.kind
+    return shown(figure.value, figure.deviation, figure.places) if figure.kind == "number" else figure.kind
 
 
-def shown_difference(value: float | None) -> str:
+def shown_difference(value: float | None, places: int | None = None) -> str:
     """A difference with its sign."""
-    return NOTHING if value is None else ("+" if value >= 0 else "−") + shown(abs(value))
+    return NOTHING if value is None else ("+" if value >= 0 else "−") + shown(abs(value), places=places)
 
 
 def shown_time(seconds: float) -> str:

@@ -26,7 +26,7 @@ def _trained(net: str, source: Source, method: Method, k: int) -> Training:
 
 def _method(table: PaperTable, row: str, column: str) -> Method:
     name, _, shrinking = column.partition(", ")
-    return FDG(shrink=table.entry(row, "β")) if shrinking == "best β" else METHODS[name]
+    return FDG(shrink=table.setting(row, "β")) if shrinking == "best β" else METHODS[name]
 
 
 def _errors(name: str, source: Source) -> tuple[Cell, ...]:
@@ -46,7 +46,7 @@ def _curve(row: str, column: str) -> Training:
     if what.startswith("β="):
         return _trained(net, CIFAR10, FDG(shrink=float(what[2:])), k)
     best = tables()["fdg-table6"]
-    method = FDG(shrink=best.entry(f"{net}, {column}", "β")) if what == "FDG" else METHODS[what]
+    method = FDG(shrink=best.setting(f"{net}, {column}", "β")) if what == "FDG" else METHODS[what]
     return _trained(net, CIFAR10, method, k)
 
 
