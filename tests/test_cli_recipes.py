@@ -60,6 +60,14 @@ def test_all_recipes_are_listed():
     assert listed[: len(fw.recipes.RECIPES)] == list(fw.recipes.RECIPES)
     rows = {row["name"]: row for row in json.loads(command("recipes", "--json").stdout)}
     assert rows["fdg"]["schedule"]["milestones"] == [150, 225, 275]
+    transfer = "\n".join(lines[listed_at(lines, "asyncfgd-transfer") : listed_at(lines, "fdg-warmup")])
+    assert "the classifier alone for 10 epochs, then *.bias, α to 0.15 in 20 epochs" in transfer
+    assert "on 10% of the training" in transfer
+    assert "cropped and flipped" not in transfer
+
+
+def listed_at(lines: list[str], name: str) -> int:
+    return next(i for i, line in enumerate(lines) if line.startswith(f"{name}:"))
 
 
 def test_what_is_typed_overrides_the_recipe(tmp_path: Path):
