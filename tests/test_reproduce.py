@@ -446,6 +446,16 @@ def test_errors_are_one_line_that_says_what_to_do(arguments, message, tmp_path):
     assert message in result.stderr
 
 
+@pytest.mark.parametrize("folder", ["file", "file/folder"])
+def test_results_that_cannot_be_written_are_refused_before_any_work(folder, tmp_path, monkeypatch):
+    """They were measured first, and lost then."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(_runner.Run, "execute", None)
+    result = freewheel("reproduce", "fdg-table2", "--run-dir", str(tmp_path / folder))
+    assert result.exit_code == 2
+    assert f"run_dir {tmp_path / folder}: no file can be written there (" in result.stderr
+
+
 def test_missing_weights_are_named_with_where_to_put_them(tmp_path):
     with pytest.raises(
         FileNotFoundError,

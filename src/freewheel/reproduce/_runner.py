@@ -152,6 +152,8 @@ def reproduce(
     context = Context(device=device, data_root=data_root, compile=compile)
     chosen = choose(experiment, cells, quick=quick)
     ready, replaced = prepare(chosen, context, quick=quick)
+    store = Store(run_dir, device)
+    store.check()
     run = Run(
         experiment=experiment,
         cells=ready,
@@ -159,7 +161,7 @@ def reproduce(
         quick=quick,
         replaced=replaced,
         context=context,
-        store=Store(run_dir, device),
+        store=store,
         command=_command(name, quick=quick, cells=cells, seeds=seeds, device=device, compile=compile),
         jobs=jobs,
         watcher=watcher or Watcher(),

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from freewheel._files import write_json
@@ -26,6 +27,17 @@ class Store:
 
     run_dir: Path
     device: str
+
+    def check(self) -> None:
+        """Refuse a folder that nothing can be written to, before anything is measured."""
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self.run_dir):
+                pass
+        except OSError as error:
+            raise OSError(
+                f"run_dir {self.run_dir}: no file can be written there ({error.strerror}); name another folder"
+            ) from None
 
     def report_folder(self, name: str, *, quick: bool) -> Path:
         """Where the report of an experiment goes."""
