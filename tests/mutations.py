@@ -164,7 +164,7 @@ MUTATIONS = [
     ),
     Mutation(
         "loss-at-the-second-forward",
-        "credit/_chain_stage.py",
+        "credit/_recording_stage.py",
         "return self._finish(valued(before, out), target), None",
         "return self._finish(out, target), None",
     ),
@@ -194,7 +194,7 @@ MUTATIONS = [
     ),
     Mutation(
         "recompute-on-other-buffers",
-        "credit/_chain_stage.py",
+        "credit/_recording_stage.py",
         """        with scratch_buffers(self.module):
             self._record(unit, *arguments)""",
         """        self._record(unit, *arguments)""",
@@ -224,7 +224,7 @@ MUTATIONS = [
         "graph-never-released", "credit/_chain_stage.py", "self._graphs.pop(unit, None)", "self._graphs.get(unit)"
     ),
     Mutation(
-        "input-never-released", "credit/_chain_stage.py", "self._stored.pop(unit, None)", "self._stored.get(unit)"
+        "input-never-released", "credit/_recording_stage.py", "self._stored.pop(unit, None)", "self._stored.get(unit)"
     ),
     # -- keys of random numbers
     Mutation(
@@ -295,7 +295,7 @@ MUTATIONS = [
     ),
     Mutation(
         "input-not-copied",
-        "credit/_chain_stage.py",
+        "credit/_recording_stage.py",
         "used = copies(given) if self._edits else given",
         "used = given",
     ),
@@ -335,7 +335,7 @@ MUTATIONS = [
     ),
     Mutation(
         "resume-on-the-buffers-of-now",
-        "credit/_chain_stage.py",
+        "credit/_recording_stage.py",
         "with scratch_buffers(self.module, buffers), self.weights.replaying(saved):",
         "with scratch_buffers(self.module), self.weights.replaying(saved):",
     ),
@@ -368,7 +368,7 @@ MUTATIONS = [
     ),
     # -- replicas
     Mutation(
-        "replicas-not-weighted", "credit/_chain_stage.py", "self._forward, share * weight,", "self._forward, share,"
+        "replicas-not-weighted", "credit/_recording_stage.py", "self._forward, share * weight,", "self._forward, share,"
     ),
     Mutation(
         "replicas-leave-one-out",

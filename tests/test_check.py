@@ -56,7 +56,7 @@ CHAIN = ("bp", "gpipe", "pipedream", "fdg", "dsp", "fr")
 @pytest.mark.parametrize("method", CHAIN)
 def test_a_lost_gradient(method, monkeypatch):
     """Complex numbers between stages, if only floating-point numbers had gradients."""
-    for user in ("_chain_stage", "_graph"):
+    for user in ("_recording_stage", "_graph"):
         monkeypatch.setattr(f"freewheel.credit.{user}.differentiable", torch.Tensor.is_floating_point)
     case = messages.fourier()
     refused(case.stages, "the gradient of 'stages.0.inner.weight' is missing", method, data=case.batches)
