@@ -112,6 +112,16 @@ def test_the_tables_of_ideal_times_are_the_papers(name, tmp_path):
     assert [row.ours for row in report.rows] == pytest.approx([row.paper.value for row in report.rows])
 
 
+def test_dgl_has_the_heads_of_fdgs_paper():
+    """MLP-SR-aux (section V.A): its columns were those of the default, a pool and one hidden layer of 128."""
+    for name in ("fdg-table3", "fdg-table4", "fdg-table6", "fdg-table7", "fdg-fig3"):
+        jobs = [job for job in EXPERIMENTS[name].jobs if job.method.name == "dgl"]
+        assert jobs
+        for job in jobs:
+            local = job.method.pipeline(2).credit
+            assert (local.convs, local.layers, local.hidden, local.pool, local.norm) == (3, 3, None, 2, True)
+
+
 # The runner, with jobs that only count.
 
 

@@ -10,7 +10,8 @@ from freewheel.reproduce._networks import Net, Source
 from freewheel.reproduce.experiments._nets import CIFAR10, CIFAR100, NETS
 from freewheel.reproduce.jobs import Ideal, Speed, Training
 
-METHODS: dict[str, Method] = {"BP": BP(), "DDG": DDG(), "FR": FR(), "DGL": DGL(), "DNI": DNI(), "FDG": FDG()}
+MLP_SR_AUX = DGL(convs=3, layers=3, hidden=None, norm=True)  # section V.A
+METHODS: dict[str, Method] = {"BP": BP(), "DDG": DDG(), "FR": FR(), "DGL": MLP_SR_AUX, "DNI": DNI(), "FDG": FDG()}
 SHAPES = {  # of the speed measurements: images, classes and samples in a batch
     "WRN-28-10": {"shape": (3, 32, 32), "classes": 10, "batch": 128},
     "ResNet-101": {"shape": (3, 224, 224), "classes": 1000, "batch": 32},
