@@ -233,6 +233,32 @@ def test_what_is_written_can_be_read(run, tmp_path):
     assert ET.parse(folder / "table.svg").getroot().tag.endswith("svg")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Watched(Counting):
+    """Lets another command, of this process here, measure the same while it runs."""
+
+    others: ClassVar[list] = []
+
+    def run(self, context, seed):
+        while self.others:
+            self.others.pop()()
+        return super().run(context, seed)
+
+
+def test_two_commands_do_not_measure_the_same_at_a_time(run):
+    """The second one trained in the folder of the first, and ended in errors about missing files."""
+    of = experiment(Value(Watched(base=1.0), "x"), Value(Counting(base=2.0), "x"))
+    second = []
+    Watched.others.append(lambda: second.append(run(of)))
+    first = run(of)
+    assert [row.ours for row in first.rows] == [1.0, 2.0]
+    assert [row.ours for row in second[0].rows] == [None, 2.0]
+    assert second[0].rows[0].error == _runner.ELSEWHERE
+    assert Counting.calls == [(2.0, 0), (1.0, 0)]  # the first has taken over what the second has measured
+    assert [row.ours for row in run(of).rows] == [1.0, 2.0]
+    assert len(Counting.calls) == 2
+
+
 # Trainings.
 
 TINY = Recipe(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from freewheel.reproduce._store import Record, Store
 from freewheel.reproduce._tasks import Outcome, Task, Watcher, one_by_one, side_by_side
 from freewheel.reproduce.experiments import EXPERIMENTS
 from freewheel.reproduce.jobs import Context, Job
+
+ELSEWHERE = "another process is measuring it: once that has ended, the same command has its result"
+Records = dict[tuple[Job, int], Record]
+Keep = Callable[[Task, Outcome], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,34 +70,51 @@ class Run:
         )
         self.watcher.begin(len(records), len(work))
         todo = [place for place in work if place not in records]
+        keep = partial(self._keep, report=report, records=records, errors=errors)
         try:
             for alone in (False, True):
-                tasks = self._tasks([place for place in todo if place[0].timed == alone], errors)
+                tasks = self._tasks([place for place in todo if place[0].timed == alone], records, errors, keep)
                 for task, outcome in self._carried_out(tasks, alone=alone or self.jobs == 1):
-                    self._keep(task, outcome, report, records, errors)
+                    keep(task, outcome)
         except KeyboardInterrupt:
             report = replace(report, interrupted=True)
+        finally:
+            self.store.release_all()
+        self._take_over(work, records, errors)
         finished = replace(report)
         self._write(finished, save_pictures(finished, self.folder))
         return finished
 
-    def _tasks(self, places: Sequence[tuple[Job, int]], errors: Mapping[Job, str]) -> Iterator[Task]:
-        """One after the other, those of a job that has failed left out."""
+    def _tasks(
+        self, places: Sequence[tuple[Job, int]], records: Records, errors: Mapping[Job, str], keep: Keep
+    ) -> Iterator[Task]:
+        """One after the other, those left out that have failed, or that another process has measured or measures."""
         for job, seed in places:
-            if job not in errors:
-                yield Task(job, seed, replace(self.context, folder=self.store.work_folder(job, seed)))
+            if job in errors:
+                continue
+            task = Task(job, seed, replace(self.context, folder=self.store.work_folder(job, seed)))
+            if not self.store.hold(job, seed):
+                self.watcher.job(task)
+                keep(task, Outcome(0.0, error=ELSEWHERE))
+            elif (found := self.store.load(job, seed)) is not None:
+                records[job, seed] = found
+                self.store.release(job, seed)
+            else:
+                yield task
+
+    def _take_over(self, work: Sequence[tuple[Job, int]], records: Records, errors: dict[Job, str]) -> None:
+        """Add what other processes have measured meanwhile."""
+        for job, seed in work:
+            if errors.get(job) == ELSEWHERE and (found := self.store.load(job, seed)) is not None:
+                records[job, seed] = found
+        for job in [job for job, error in errors.items() if error == ELSEWHERE]:
+            if all((job, seed) in records for other, seed in work if other == job):
+                del errors[job]
 
     def _carried_out(self, tasks: Iterator[Task], *, alone: bool) -> Iterator[tuple[Task, Outcome]]:
         return one_by_one(tasks, self.watcher) if alone else side_by_side(tasks, self.watcher, self.jobs)
 
-    def _keep(
-        self,
-        task: Task,
-        outcome: Outcome,
-        report: Report,
-        records: dict[tuple[Job, int], Record],
-        errors: dict[Job, str],
-    ) -> None:
+    def _keep(self, task: Task, outcome: Outcome, *, report: Report, records: Records, errors: dict[Job, str]) -> None:
         if outcome.measures is None:
             errors[task.job] = outcome.error
         else:
@@ -100,6 +122,8 @@ class Run:
             found = {"measures": outcome.measures, "machine": report.machine, "at_once": at_once}
             records[task.job, task.seed] = record = {"seconds": outcome.seconds, **found}
             self.store.save(task.job, task.seed, record)
+        if outcome.error != ELSEWHERE:
+            self.store.release(task.job, task.seed)
         self.watcher.end(task, outcome)
         self._write(replace(report), ())
 

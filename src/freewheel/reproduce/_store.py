@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import IO, Any
 
 from freewheel._files import write_json
 from freewheel.reproduce.jobs import Job
+from freewheel.runs import take_lock
 
 Record = Mapping[str, Any]
 
@@ -27,6 +29,7 @@ class Store:
 
     run_dir: Path
     device: str
+    _locks: dict[Path, IO[bytes]] = field(default_factory=dict, repr=False, compare=False)
 
     def check(self) -> None:
         """Refuse a folder that nothing can be written to, before anything is measured."""
@@ -47,6 +50,30 @@ class Store:
         """Where an unfinished job leaves what it needs."""
         kind = self.device.partition(":")[0]
         return self.run_dir / "reproduce-jobs" / f"{job.key}-{kind}" / f"seed-{seed}"
+
+    def hold(self, job: Job, seed: int) -> bool:
+        """Take the lock of a job that is about to run; False if another process holds it."""
+        folder = self.work_folder(job, seed)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._locks[folder] = take_lock(folder)
+        except ValueError:
+            return False
+        return True
+
+    def release(self, job: Job, seed: int) -> None:
+        """Drop the lock of a job that has ended, and its folder if nothing is left there."""
+        self._drop(self.work_folder(job, seed))
+
+    def release_all(self) -> None:
+        """Drop the locks of jobs that were interrupted."""
+        for folder in list(self._locks):
+            self._drop(folder)
+
+    def _drop(self, folder: Path) -> None:
+        with self._locks.pop(folder) as lock, suppress(OSError):
+            Path(lock.name).unlink()
+            folder.rmdir()
 
     def load(self, job: Job, seed: int) -> Record | None:
         """The record of a finished job."""

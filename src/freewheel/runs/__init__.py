@@ -13,6 +13,7 @@ from freewheel.runs._layout import (
     new_folder as new_folder,
     newest_run as newest_run,
 )
+from freewheel.runs._lock import take_lock as take_lock
 from freewheel.runs._recorder import RunRecorder as RunRecorder
 from freewheel.runs._run import Run as Run, Status as Status
 from freewheel.runs._stamp import Stamp as Stamp, stamp_of as stamp_of
