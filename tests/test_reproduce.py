@@ -17,7 +17,9 @@ import torch
 
 import freewheel as fw
 from command_line import freewheel, good
+from freewheel._cores import cores
 from freewheel.checkpoint import seal, unseal
+from freewheel.doctor import processor
 from freewheel.recipes import Recipe
 from freewheel.reproduce import EXPERIMENTS, Cell, Experiment, Watcher, _runner, reproduce, tables
 from freewheel.reproduce._experiment import Largest, Measure, Ratio, Value
@@ -456,6 +458,7 @@ def test_list_has_every_name():
 def test_the_command_prints_ours_beside_the_papers(tmp_path):
     out = good("reproduce", "fdg-table2", "--cells", "FR*", "--run-dir", str(tmp_path))
     assert "Zhuang et al." in out
+    assert f"on {processor()}, {cores()} cores, PyTorch {torch.__version__}, " in out
     assert "Left out: BP; DDG; DNI; DGL; FDG" in out
     assert sum("of T_f, T_b and T_aux" in line for line in out.splitlines()) == 5
     assert "wrote results.json, table.md, table.svg" in out

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from freewheel._cores import cores
+from freewheel.doctor import processor
 
 
 def free_port() -> int:
@@ -23,8 +24,9 @@ def free_port() -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Cores, load and versions, to be stored with a measurement."""
+    """The CPU, its load and versions, to be stored with a measurement."""
     return {
+        "processor": processor(),
         "cores": cores(),
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
@@ -34,7 +36,7 @@ def machine() -> dict[str, Any]:
 
 def gpu_machine(device: str) -> dict[str, Any]:
     """The same, with the GPU and the versions of what runs on it, and the date."""
-    found = {"device": device if device == "cpu" else torch.cuda.get_device_name()}
+    found = {"device": device if device == "cpu" else torch.cuda.get_device_name(device)}
     for name in ("jax", "triton", "torchvision"):
         with suppress(PackageNotFoundError):
             found[name] = version(name)

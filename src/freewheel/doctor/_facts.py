@@ -57,7 +57,7 @@ def facts() -> Facts:
         versions=versions,
         extras={extra: {name: _version(name) for name in names} for extra, names in EXTRAS.items()},
         system=platform.platform(aliased=True, terse=True),
-        cpu=_cpu(),
+        cpu=processor(),
         cores=cores(),
         memory=_memory(),
         shared=_shared(),
@@ -71,7 +71,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _cpu() -> str:
+def processor() -> str:
+    """The name of the CPU."""
     found = _table(Path("/proc/cpuinfo")).get("model name") or platform.processor()
     return found or platform.machine()
 

@@ -40,7 +40,7 @@ def of_runs(report: Report) -> str:
 def hardware(report: Report) -> str:
     """The machine, in words."""
     machine = report.machine
-    device = "CPU" if machine["device"] == "cpu" else machine["device"]
+    device = machine["processor" if machine["device"] == "cpu" else "device"]
     return f"{device}, {machine['cores']} cores, PyTorch {machine['torch']}, {machine['date']}"
 
 
