@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+from copy import deepcopy
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -119,6 +122,30 @@ class Remembers(nn.Module):
         return x
 
 
+class Averages(nn.Module):
+    """Puts another tensor in the place of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+
+class Inside(nn.Module):
+    """Changes what a list, a dict, an object or a queue holds."""
+
+    def __init__(self, held, change) -> None:
+        super().__init__()
+        self.held, self.change = held, change
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.change(self.held, x)
+        return x
+
+
 class Masked(nn.Module):
     """Has a tensor as a plain attribute."""
 
@@ -179,19 +206,32 @@ def test_a_checkpointed_module() -> None:
     ("middle", "line"),
     [
         (lambda: Calls(lambda x: x * 2 if x.sum() > 0 else x), r"stages\[0\] cannot be compiled \(.*leave compile out"),
-        (Counts, r"module '1' of stages\[0\] sets its attribute 'calls' in forward"),
-        (Remembers, r"module '1' of stages\[0\] sets its attribute 'last' in forward"),
+        (Counts, r"1.calls of stages\[0\] changes in forward, which compiled code would do only once"),
+        (Remembers, r"1.last of stages\[0\] changes in forward"),
+        (Averages, r"1.mean of stages\[0\] changes in forward"),
+        (lambda: Inside([0], lambda held, x: held.__setitem__(0, held[0] + 1)), r"1.held.0 of stages\[0\] changes"),
+        (lambda: Inside([torch.ones(4)], lambda held, x: held.__setitem__(0, 2 * x)), r"1.held of stages\[0\] changes"),
+        (lambda: Inside({}, lambda held, x: held.update(x=x)), r"the length of 1.held of stages\[0\] changes"),
+        (
+            lambda: Inside(SimpleNamespace(n=0), lambda held, x: setattr(held, "n", 1)),
+            r"1.held.n of stages\[0\] changes",
+        ),
+        (lambda: Inside(deque([0]), lambda held, x: held.append(1)), r"the length of 1.held of stages\[0\] changes"),
         (lambda: Calls(partial(torch.mul, torch.ones(4))), r"it uses a tensor that is neither .* nor held by a"),
         (lambda: Checkpointed(nn.Dropout(0.3)), r"uses torch.utils.checkpoint and draws random numbers"),
     ],
-    ids=["values", "counts", "remembers", "hidden tensor", "checkpoint"],
+    ids=[
+        *("values", "counts", "remembers", "replaced buffer", "list", "tensor in a list", "dict", "object", "queue"),
+        *("hidden tensor", "checkpoint"),
+    ],
 )
 def test_what_cannot_be_compiled_is_refused(middle, line: str) -> None:
     stages = pair(middle)
-    before = tensors(*stages)
+    before, held = tensors(*stages), deepcopy(vars(stages[0][1]).get("held"))
     with pytest.raises(fw.StageError, match=line):
         trainer(stages, "bp", compile=True).fit(batches(1))
     assert same_bits(before, tensors(*stages))
+    assert repr(vars(stages[0][1]).get("held")) == repr(held)
 
 
 def test_hooks_and_compiled_modules_are_refused() -> None:
@@ -234,6 +274,52 @@ def test_without_a_compiler(monkeypatch) -> None:
     monkeypatch.setattr("freewheel.stage._inductor.get_cpp_compiler", missing)
     with pytest.raises(ValueError, match=r"compile=True needs a C\+\+ compiler \(no working"):
         trainer(network(2), "bp", compile=True).fit(batches(1))
+
+
+class Scales(nn.Module):
+    """Reads a number from an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(scale=1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.config.scale * x
+
+
+def test_what_is_changed_inside_an_object_between_fits() -> None:
+    """Code was compiled again for attributes of modules only, and went on with the old number."""
+
+    def run(compile: bool) -> list[Tensor]:
+        stages = pair(Scales)
+        made = trainer(stages, "pipedream", compile=compile)
+        made.fit(batches(3))
+        stages[0][1].config.scale = 3.0
+        made.fit(batches(3))
+        return tensors(*stages)
+
+    close(run(True), run(False))
+
+
+@exhaustive
+@pytest.mark.parametrize("change", [lambda m: m.double(), lambda m: m.to(memory_format=torch.channels_last)])
+def test_the_form_of_the_weights_is_changed_between_fits(change) -> None:
+    """What was compiled for the old form was called with the new one."""
+    g = torch.Generator().manual_seed(0)
+    data = [(torch.randint(20, (5, 64), generator=g), torch.randint(3, (5,), generator=g)) for _ in range(3)]
+
+    def run(compile: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        first = nn.Sequential(nn.Embedding(20, 3), nn.Unflatten(1, (8, 8)), Calls(lambda x: x.movedim(-1, 1)))
+        stages = [first, nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(4 * 6 * 6, 3))]
+        made = trainer(stages, "pipedream", compile=compile, optimizer=partial(torch.optim.SGD, lr=0.05))
+        made.fit(data)
+        for stage in stages:
+            change(stage)
+        made.fit(data)
+        return tensors(*stages)
+
+    close(run(True), run(False))
 
 
 @exhaustive

@@ -57,6 +57,56 @@ def test_what_cannot_be_traced_is_said_in_one_line() -> None:
         trainer([nn.Linear(6, 3), Asks()], fw.FGD(), compile=True).fit(batches(2))
 
 
+def test_a_mode_that_is_changed_between_fits() -> None:
+    """The pass that was compiled for training went on with the statistics of the batch."""
+
+    def run(compiled: bool) -> list[torch.Tensor]:
+        modules = stages()
+        made = trainer(modules, fw.FGD(scale=0.1), compile=compiled)
+        made.fit(batches(3))
+        modules[0][1].eval()
+        made.fit(batches(3))
+        return tensors(*modules)
+
+    for a, b in zip(run(False), run(True), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+class Averages(nn.Module):
+    """Puts another tensor in the place of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+
+class Counts(nn.Module):
+    """Counts its calls in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = [0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls[0] += 1
+        return x * self.calls[0]
+
+
+@pytest.mark.parametrize("module", [Averages, Counts])
+def test_what_a_pass_would_change_only_once_is_refused(module) -> None:
+    modules = [nn.Linear(6, 3), module()]
+    before = tensors(*modules)
+    with pytest.raises(
+        fw.StageError, match=r"of stages\[1\] changes in forward, which compiled code would do only once"
+    ):
+        trainer(modules, fw.FGD(), compile=True).fit(batches(2))
+    assert same_bits(before, tensors(*modules))
+
+
 def test_activations_cannot_be_compiled() -> None:
     with pytest.raises(ValueError, match="compile=True with perturb='activations'"):
         trainer(stages(), fw.AsyncFGD(perturb="activations"), compile=True)

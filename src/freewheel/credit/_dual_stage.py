@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from freewheel.plan import Unit
 from freewheel.stage import (
     Blueprint,
+    Held,
     Shape,
     Stage,
     Tree,
@@ -85,6 +86,8 @@ class DualStage(Stage):
         self._recurs_later = forward.recurs_later[self.index]
         self._states: list[list[Any]] = []  # of recurrent layers, for each tangent
         self._compiled: dict[Any, CompiledPass] = {}  # by the trained parameters, a loss, a scale
+        self._held = self._read_held()
+        self._form: Any = None  # of what the modules hold, that passes were compiled for
         self._signatures: dict[Any, Any] = {}  # likewise, the inputs to compile for in a resumed run
         # On a GPU, the batched products of several tangents have other bits in a CUDA graph than outside of it.
         exact = forward.tangents == 1 or self.device.type != "cuda"
@@ -108,11 +111,19 @@ class DualStage(Stage):
         super().begin(batches_before, epochs_before)
         enter_level()
         self._directions = self._make_directions()
+        self._held = self._read_held()
+        before, self._form = self._form, self._held.form() if self._compiles else None
+        if before != self._form:
+            self._compiled = {}
         self._alias_guard = AliasGuard(first=self.index == 0)
         self._signatures = {}
         self._scrubs = True  # whether the module leaves tangents in its buffers, detected in the first forward
         for layer in self._recurrent:
             layer.carry_state(self._cuts_time)
+
+    def _read_held(self) -> Held:
+        """Return what the modules hold now."""
+        return Held(*self._holders(), self.index)
 
     def end(self) -> None:
         """End a run and leave the dual level."""
@@ -195,7 +206,7 @@ class DualStage(Stage):
             return None
         given, draw = self._tangents_for(unit, pending, used)
         if ready is None:
-            with restored_buffers(self.module):
+            with restored_buffers(self.module), self._held.unchanged():
                 ready = self._compiled[key] = CompiledPass(
                     lambda x, y: self._call_split(unit, x, y),
                     self._directions.index_of,
@@ -226,7 +237,7 @@ class DualStage(Stage):
         """Run a pass on copies to find the used parameters, and detect random numbers and edits of the input."""
         leaves, trial = copies(x.leaves), replace(pending, passed=replace(pending.passed, used=set()))
         duals = [t if o is None else dual(t, o) for t, o in zip(leaves, copies(x.tangents[0]))]
-        with scratch_buffers(self.module), self._pass(unit, 0, trial, constant=False):
+        with scratch_buffers(self.module), self._held.put_back(), self._pass(unit, 0, trial, constant=False):
             self._call(unit, unflatten(duals, x.shape), x.target)
         self._edits = any(versions(leaves))
         return sorted(trial.passed.used)

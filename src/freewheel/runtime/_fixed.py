@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from operator import itemgetter
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import optimizer as optim  # pyright: ignore[reportAttributeAccessIssue]
 
-from freewheel._plain import is_plain, is_same
-from freewheel.stage import Stage, tensors_of
+from freewheel.stage import Stage, changed_setting, settings_of, tensors_of
 
 FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)  # whose steps can be captured with the same bits
-# What `nn.Module` itself keeps in its attributes, other than hooks.
-_OF_TORCH = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_flat_weights", "_flat_weight_refs")
-DEPTH = 3  # of the attributes of attributes that are looked at
-WIDTH = 1000  # of the items of a list that are looked at
 
 
 class NotCapturedError(ValueError):
@@ -35,8 +28,7 @@ class Fingerprint(NamedTuple):
 
     def changed(self, after: Fingerprint) -> str:
         """Return the first setting that is not the same afterwards."""
-        names = [*self.settings, *after.settings.keys() - self.settings.keys()]
-        return next((n for n in names if not is_same(self.settings.get(n), after.settings.get(n))), "")
+        return changed_setting(self.settings, after.settings)
 
     def check_same(self, after: Fingerprint, stage: int) -> None:
         """Reject a stage that was changed from outside while it was trained."""
@@ -51,31 +43,11 @@ class Fingerprint(NamedTuple):
 def fingerprint_of(stage: Stage) -> Fingerprint:
     """Return what must not change between a capture and a replay."""
     tensors, optimizer = tensors_of(stage.module).values(), stage.optimizer
-    settings: dict[str, Any] = {}
-    for name, module in stage.module.named_modules():
-        settings |= _settings(f"{name}." if name else "", vars(module), DEPTH)
+    settings = settings_of(stage.module.named_modules())
     if optimizer is not None:
         settings["the step hooks"] = len(_step_hooks(optimizer))
     hooks = tuple(len(p._backward_hooks or ()) for p in stage.module.parameters())
     return Fingerprint((*((t.data_ptr(), t.shape, t.stride(), t.requires_grad) for t in tensors), hooks), settings)
-
-
-def _settings(prefix: str, attributes: dict[Any, Any], depth: int) -> dict[str, Any]:
-    """Return the plain values among attributes, and among what these consist of."""
-    found: dict[str, Any] = {}
-    for key, value in attributes.items():
-        name = f"{prefix}{key}"
-        if is_plain(value):
-            found[name] = value
-        elif isinstance(value, (Tensor, nn.Module, type, ModuleType)) or not depth or key in _OF_TORCH:
-            continue
-        elif isinstance(value, (list, tuple, set, frozenset, dict)):
-            found[f"the length of {name}"] = len(value)
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            found |= _settings(f"{name}.", dict(islice(items, WIDTH)), depth - 1)
-        elif not callable(value):
-            found |= _settings(f"{name}.", getattr(value, "__dict__", {}), depth - 1)
-    return found
 
 
 def _step_hooks(optimizer: torch.optim.Optimizer) -> list[Any]:

@@ -10,6 +10,7 @@ from freewheel.stage._code import CompiledCode as CompiledCode, filled as filled
 from freewheel.stage._compiled import CompiledFunction as CompiledFunction
 from freewheel.stage._copies import copied as copied
 from freewheel.stage._gradients import NO_GRAPH as NO_GRAPH, add as add
+from freewheel.stage._held import Held as Held
 from freewheel.stage._hooks import (
     check_no_hooks as check_no_hooks,
     check_no_module_hooks as check_no_module_hooks,
@@ -34,6 +35,7 @@ from freewheel.stage._recurrent import (
     check_split_along_time as check_split_along_time,
     recurrent_layers as recurrent_layers,
 )
+from freewheel.stage._settings import changed_setting as changed_setting, settings_of as settings_of
 from freewheel.stage._slots import hooked as hooked, tensor_slots as tensor_slots
 from freewheel.stage._stage import Stage as Stage, Tree as Tree, Verbs as Verbs
 from freewheel.stage._state import (

@@ -1,0 +1,95 @@
+"""The settings of modules: the plain values that they hold, also in lists, dicts and objects."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from freewheel._plain import is_plain, is_same
+
+# What `nn.Module` itself keeps in its attributes, other than hooks.
+_OF_TORCH = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_flat_weights", "_flat_weight_refs")
+_DEPTH = 3  # of the attributes of attributes that are looked at
+_WIDTH = 1000  # of the items of a list that are looked at
+_DICTS = (dict, OrderedDict, defaultdict, Counter)
+
+Modules = Iterable[tuple[str, nn.Module]]
+
+
+def settings_of(modules: Modules, kinds: tuple[type, ...] = ()) -> dict[str, Any]:
+    """Return the plain values, those of other kinds, and the lengths of lists, by name.
+
+    Example:
+        >>> layer = nn.Dropout(0.5)
+        >>> layer.seen = [3]
+        >>> found = settings_of([("drop", layer)])
+        >>> found["drop.p"], found["drop.seen.0"], found["the length of drop.seen"]
+        (0.5, 3, 1)
+    """
+    found: dict[str, Any] = {}
+    for prefix, holder, is_list in _holders(modules):
+        if is_list:
+            found[f"the length of {prefix[:-1]}"] = len(holder)
+        for key, value in _items(holder):
+            if is_plain(value) or isinstance(value, kinds):
+                found[f"{prefix}{key}"] = value
+    return found
+
+
+def changed_setting(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Name the first setting that is not the same afterwards; an empty name if all are."""
+    names = [*before, *after.keys() - before.keys()]
+    return next((name for name in names if not is_same(before.get(name), after.get(name))), "")
+
+
+class Contents:
+    """What modules hold, and what their lists, dicts and objects hold, to be put back."""
+
+    def __init__(self, modules: Modules) -> None:
+        holders = [holder for _, holder, _ in _holders(modules)]
+        self._dicts = [(holder, dict(holder)) for holder in holders if type(holder) in _DICTS]
+        self._lists = [(holder, list(holder)) for holder in holders if type(holder) in (list, deque)]
+        self._sets = [(holder, set(holder)) for holder in holders if type(holder) is set]
+
+    def put_back(self) -> None:
+        """Let everything hold what it held."""
+        for holder, before in self._dicts:
+            for key in holder.keys() - before.keys():
+                del holder[key]
+            holder.update(before)
+        for holder, before in self._sets:
+            holder.intersection_update(before)
+            holder.update(before)
+        for holder, before in self._lists:
+            holder.clear()
+            holder.extend(before)
+
+
+def _holders(modules: Modules) -> Iterator[tuple[str, Any, bool]]:
+    """The prefix of names in each collection, the collection, and whether its length is a setting."""
+    for name, module in modules:
+        yield from _inside(f"{name}." if name else "", vars(module), _DEPTH, is_list=False)
+
+
+def _inside(prefix: str, holder: Any, depth: int, *, is_list: bool) -> Iterator[tuple[str, Any, bool]]:
+    yield prefix, holder, is_list
+    for key, value in _items(holder) if depth else ():
+        if key in _OF_TORCH or is_plain(value) or isinstance(value, (Tensor, nn.Module, type, ModuleType)):
+            continue
+        if isinstance(value, (list, tuple, deque, set, frozenset, dict)):
+            yield from _inside(f"{prefix}{key}.", value, depth - 1, is_list=True)
+        elif isinstance(value, partial):
+            yield from _inside(f"{prefix}{key}.", (value.func, value.args, value.keywords), depth - 1, is_list=False)
+        elif not callable(value):
+            yield from _inside(f"{prefix}{key}.", getattr(value, "__dict__", {}), depth - 1, is_list=False)
+
+
+def _items(holder: Any) -> Sequence[tuple[Any, Any]]:
+    """Return the keys and values of a dict, or the items of anything else with their numbers: the first of them."""
+    return list(islice(holder.items() if isinstance(holder, dict) else enumerate(holder), _WIDTH))
