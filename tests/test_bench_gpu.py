@@ -106,8 +106,11 @@ def test_an_interrupt_leaves_what_was_measured(inline, monkeypatch: pytest.Monke
     result = freewheel("bench", "gpu", "--json", str(tmp_path / "gpu.json"))
     assert result.exit_code == 130
     written = json.loads((tmp_path / "gpu.json").read_text())
-    assert [row["seconds"] is None for row in written["cases"][0]["rows"]] == [False, False, True, True, True]
+    rows = written["cases"][0]["rows"]
+    assert [row["seconds"] is None for row in rows] == [False, False, True, True, True]
+    assert [row["error"] for row in rows] == [None] * 2 + ["left out: not measured before the end"] * 3
     assert "pipedream K=2, simulate" in result.stdout
+    assert "PyTorch: jvp, eager: left out: not measured before the end" in " ".join(result.stdout.split())
 
 
 def test_at_the_limit_it_ends_with_what_was_measured(inline, monkeypatch: pytest.MonkeyPatch):

@@ -79,6 +79,7 @@ def gpu(
         log(f"ended after {limit:g} seconds with what was measured")
     finally:
         run.stop()
+    run.note_left_out()
     found = [compare(case, run.rows[case.name]) for case in chosen]
     return {
         "cases": found,
@@ -153,6 +154,12 @@ class _Rounds:
                         row.turns += answer
                         took = ", ".join(f"{1e3 * seconds:.3f}" for seconds in answer)
                         self._tell(worker, f"{row.name}: {took} ms ({title})")
+
+    def note_left_out(self) -> None:
+        """Say of every contender without a turn that it had none."""
+        for row in [row for rows in self.rows.values() for row in rows.values()]:
+            if row.error is None and not row.turns:
+                row.fail("left out: not measured before the end", "")
 
     def stop(self) -> None:
         """End all workers."""

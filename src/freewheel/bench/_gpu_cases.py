@@ -185,6 +185,7 @@ EXPECTED = (
     ),
     Expected(case="resnet20-b128", row="freewheel: fdg K=4, graph, compiled", limit=1.7),
     Expected(case="resnet20-b128", row="freewheel: fdg K=2, graph, compiled", limit=2.1),
+    Expected(case="resnet20-epoch", row="freewheel: fdg K=2, graph, compiled", limit=1300),
     Expected(case="resnet56-b128", row="freewheel: fdg K=4, graph, compiled", over="PyTorch: bp, graphed", limit=1.3),
     Expected(case=_LARGE, row="freewheel: fgd K=1, graph, compiled", limit=5.6),
     Expected(case=_LARGE, row="freewheel: fgd K=1, graph, compiled", memory=True, limit=490),
