@@ -225,5 +225,7 @@ def test_a_picture_is_saved_in_the_format_of_its_name(tmp_path):
     plans = [fw.plan(row.make(3), k=3, batches=5) for row in ROWS[::5]]
     save_picture(plans, tmp_path / "plans.svg")
     assert (tmp_path / "plans.svg").read_text().count("<g id=") > 100
+    save_picture(plans, tmp_path / "again.svg")
+    assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "plans.svg").read_bytes()  # without dates, random names
     save_picture(plans[:1], tmp_path / "plan.png")
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")

@@ -19,6 +19,7 @@ def save_picture(plans: Sequence[Plan], path: str | Path) -> None:
     one below it the weight version. Idle ticks stay white.
     """
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise ModuleNotFoundError("a picture needs matplotlib: pip install 'freewheel[bench]'") from None
@@ -27,7 +28,9 @@ def save_picture(plans: Sequence[Plan], path: str | Path) -> None:
     figure = Figure(figsize=(0.55 * width + 1.3, 0.5 * sum(heights)), layout="constrained")
     for axes, plan in zip(_column(figure, heights), plans):
         _draw(axes, plan, width)
-    figure.savefig(path, dpi=150)
+    undated = {"Date": None} if Path(path).suffix == ".svg" else None
+    with rc_context({"svg.hashsalt": "freewheel"}):  # the same picture of the same plans
+        figure.savefig(path, dpi=150, metadata=undated)
 
 
 def _column(figure: Any, heights: list[int]) -> list[Any]:
