@@ -9,7 +9,7 @@ from typing import Any
 import freewheel as fw
 
 TICK, ROW, LEFT = 44, 34, 62
-KINDS = {"F": "forward", "R": "recompute", "B": "backward", "U": "update", "S": "fit"}
+KINDS = {"F": "forward", "R": "recompute", "B": "backward"}
 DRAWING = re.compile(r"^(?:\.\.\. )?plan [\w-]+: .*\n(?:time .*\n)(?:stage .*\n?)+", re.MULTILINE)
 NAMED_SEARCH = '<div class="md-search" data-md-component="search" role="dialog" aria-label="Search">'
 BLOCK = re.compile(r"^```(?:python|pycon|text)?\n.*?^```$", re.MULTILINE | re.DOTALL)
