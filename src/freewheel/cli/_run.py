@@ -50,10 +50,10 @@ def run(settings: Settings) -> RunSummary:
             for line in opening(job, recorded):
                 print_line(line)
         one_core = OneCore(job) if options.compare else None
-        _time_one_core(one_core, quiet=options.quiet)
+        _time_one_core(one_core, "before", quiet=options.quiet)
         history = fit(recorded)
         if not history.interrupted:
-            _time_one_core(one_core, quiet=options.quiet)
+            _time_one_core(one_core, "after", quiet=options.quiet)
         summary = RunSummary(job=job, history=history, score=test_score(job, history), one_core=one_core)
         recorded.finish(history, **summary.figures())
     return summary
@@ -75,11 +75,11 @@ def test_score(job: Job, history: History) -> Any:
     return known or job.trainer.evaluate(job.data.test)
 
 
-def _time_one_core(one_core: OneCore | None, *, quiet: bool) -> None:
+def _time_one_core(one_core: OneCore | None, when: str, *, quiet: bool) -> None:
     if one_core is None:
         return
     if not quiet:
-        print_line("timing plain PyTorch on one core …", error=True)
+        print_line(f"timing plain PyTorch on one core, {when} the training …", error=True)
     one_core.time()
 
 
