@@ -83,11 +83,20 @@ def test_docstrings_link_to_nothing_outside_of_the_code():
 def test_every_public_name_has_an_entry_and_a_docstring():
     pages = {page: api_pages.page_text(page) for page in api_pages.PAGES}
     for name in (name for name in vars(fw) if not name.startswith("_") and not inspect.ismodule(vars(fw)[name])):
-        assert any(f"`freewheel.{name}`" in text or f"::: freewheel.{name}\n" in text for text in pages.values()), name
+        found = (f"`freewheel.{name}`", f"::: freewheel.{name}\n", f"heading: freewheel.{name}\n")
+        assert any(each in text for each in found for text in pages.values()), name
     for names in api_pages.entries().values():
         for name in filter(api_pages.has_docstring, names):
             package, _, last = name.rpartition(".")
             assert inspect.getdoc(getattr(importlib.import_module(package), last)), name
+
+
+def test_no_entry_of_a_class_or_function_shows_a_package_of_that_name():
+    """`fw.plan` and `fw.split` are functions, `freewheel.plan` and `freewheel.split` in imports packages."""
+    read = griffe.load("freewheel", search_paths=[ROOT / "src"])
+    for page in api_pages.PAGES:
+        for name in re.findall(r"^::: freewheel\.(\S+)", api_pages.page_text(page), re.MULTILINE):
+            assert not read[name].is_module, name
 
 
 def test_the_reference_tells_what_a_trainer_takes_and_every_option_of_a_method():

@@ -107,9 +107,18 @@ def page_text(page: str) -> str:
 
 def _described(names: list[str], *, level: int) -> list[str]:
     """The entries of names; what has no docstring of its own comes last, with its value."""
-    found = [f"::: {name}\n    options:\n      heading_level: {level}" for name in names if has_docstring(name)]
+    found = [_entry(name, level) for name in names if has_docstring(name)]
     values = [f"- `{name}` {{ #{name} }}: {_value(name)}" for name in names if not has_docstring(name)]
     return [*found, *([f"{'#' * level} Values and types", "\n".join(values)] if values else [])]
+
+
+def _entry(name: str, level: int) -> str:
+    """The entry of a class or a function; `fw.plan` and `fw.split` have the names of packages, which hide them."""
+    package = name.rpartition(".")[2]
+    if is_typed(name) and package in PAGES:
+        where = f"freewheel.{exported('')[package]}.{package}"
+        return f"[](){{ #{name} }}\n\n::: {where}\n    options:\n      heading_level: {level}\n      heading: {name}"
+    return f"::: {name}\n    options:\n      heading_level: {level}"
 
 
 def has_docstring(name: str) -> bool:
