@@ -454,6 +454,17 @@ MUTATIONS = [
         "self._used[layer.index] = used = self.clock.mark(step=True)",
         "self._used[layer.index] = used = self.clock.mark()",
     ),
+    # -- the papers' tables
+    Mutation("dgl-with-small-heads", "reproduce/experiments/fdg.py", '"DGL": MLP_SR_AUX', '"DGL": DGL()'),
+    Mutation(
+        "duration-of-the-last-run-alone",
+        "reproduce/jobs/training.py",
+        "self._earlier + time.perf_counter() - started",
+        "time.perf_counter() - started",
+    ),
+    Mutation(
+        "two-commands-train-the-same", "reproduce/_runner.py", "if not self.store.hold(job, seed):", "if not job.title:"
+    ),
 ]
 
 
