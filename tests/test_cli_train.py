@@ -56,7 +56,7 @@ def test_the_default_run_learns_digits():
     assert "method   pipedream: delays 1 0, locks left none" in lines
     assert "runtime  threads: 2 stages, " in text
     assert "steps    sgd: lr 0.05, momentum 0.9, weight decay 0.0005, cosine schedule, seed 0" in lines
-    assert "predicted speed-up: " in text
+    assert "balance allows a speed-up of " in text
     assert sum(line.strip().endswith("1.0 0.0") for line in lines) == 10
     accuracy = float(lines[-3].removeprefix("test accuracy ").split("%")[0])
     assert accuracy >= 97

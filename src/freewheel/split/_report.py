@@ -31,7 +31,7 @@ class SplitReport:
         stage  units            cost         share
         0      conv .. relu (2) 30 parameters  75%
         1      fc (1)           10 parameters  25%
-        predicted speed-up: 1.33 with 2 stages
+        balance allows a speed-up of 1.33 with 2 stages
     """
 
     costs: tuple[float, ...]
@@ -71,7 +71,7 @@ class SplitReport:
         for stage, (span, amount, cost) in enumerate(zip(spans, amounts, self.costs)):
             lines.append(f"{stage:<6} {span:<{wide}} {amount:<{high}} {cost / total:4.0%}")
         count = f"{len(self.costs)} stage{'s' if len(self.costs) > 1 else ''}"
-        lines.append(f"predicted speed-up: {self.speedup:.2f} with {count}")
+        lines.append(f"balance allows a speed-up of {self.speedup:.2f} with {count}")
         if self.bottleneck:
             lines.append(f"unbalanced: {self.bottleneck}")
         for reason in dict.fromkeys(reason for _, reason in self.whole):

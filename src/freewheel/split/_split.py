@@ -85,7 +85,7 @@ def split(
         stage  units      cost         share
         0      0 .. 1 (2) 40 parameters  31%
         1      2 .. 4 (3) 90 parameters  69%
-        predicted speed-up: 1.44 with 2 stages
+        balance allows a speed-up of 1.44 with 2 stages
         >>> x = torch.randn(3, 4)
         >>> torch.equal(stages[1](stages[0](x)), model(x))
         True
