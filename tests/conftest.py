@@ -15,6 +15,13 @@ settings.register_profile("exhaustive", max_examples=2000, **slow_is_fine)
 settings.load_profile("quick")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none."""
+    for item in items if not torch.cuda.is_available() else ():
+        if item.get_closest_marker("cuda"):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     before = torch.get_num_threads()

@@ -18,10 +18,9 @@ from itertools import combinations, cycle, islice, product
 from typing import Any
 
 import pytest
-import torch
 
 exhaustive = pytest.mark.exhaustive
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+needs_cuda = pytest.mark.cuda
 
 
 def rarely(*values: Any, id: str | None = None) -> Any:
