@@ -106,7 +106,8 @@ class Graphs(Runtime):
             with run.begun() as stages, intra_op_threads(run.threads):
                 local = LocalRun(run, stages, channel, feed, tracer)
                 for launcher, interpreter in zip(launchers, local.interpreters):
-                    launcher.connect(interpreter.inputs, interpreter.targets, interpreter.add_loss)
+                    arrivals = interpreter.arrivals
+                    launcher.connect(arrivals.inputs, arrivals.targets, interpreter.add_loss)
                 stopped_at = take_turns(run, local, advance, on_cut)
                 torch.cuda.set_stream(caller)
                 torch.cuda.synchronize(caller.device)

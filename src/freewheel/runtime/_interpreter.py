@@ -17,6 +17,7 @@ from torch import Tensor
 
 from freewheel.checkpoint import Checkpoint, CheckpointWriter, Counts, StageSnapshot
 from freewheel.plan import ACTIVATION, TURN, Action, Op, Unit, in_flight, rest, stream
+from freewheel.runtime._arrivals import Arrivals
 from freewheel.runtime._channels import ClosedError
 from freewheel.runtime._cut import Snapshot
 from freewheel.runtime._errors import StageError
@@ -24,10 +25,9 @@ from freewheel.runtime._feed import Announced
 from freewheel.runtime._lane import lanes_of
 from freewheel.runtime._layout import compact
 from freewheel.runtime._losses import Losses
-from freewheel.runtime._micro_batches import split_samples, split_time
 from freewheel.runtime._overlap import FORWARDS, Fail, overlapped
 from freewheel.runtime._spec import RunSpec
-from freewheel.runtime._wiring import input_name, links_of, target_name
+from freewheel.runtime._wiring import links_of
 from freewheel.stage import Stage, Verbs, lead, load_buffers
 from freewheel.trace import Tracer
 
@@ -59,13 +59,9 @@ class Interpreter:
         self._lanes = lanes_of(stage, tracer, spec.trace)  # the last one for all but forwards
         self._writer = spec.writer
         stage.retains, stage.measures = spec.writer is not None, spec.norms
-        self.inputs = ends[input_name(stage.replica)] if stage.index == 0 else None
-        self.targets = ends.get(target_name(stage.replica, stage.index))
+        self.arrivals = Arrivals(stage, ends)
         self._links = links_of(stage, ends)
         self._schedule = stage.schedule
-        self._received: dict[Unit, Any] = {}  # activations, and at the first stage the batches
-        self._expected: dict[Unit, tuple[Any, int, float]] = {}  # targets, sizes and shares of the replica's samples
-        self._weight = 1.0  # of the batch that is being forwarded: the share of it that these samples are
         self._activation: Any = None  # to send
         self._resend: dict[tuple[Op, Unit], Any] = {}  # messages that were in flight at the checkpoint
         flying = in_flight(self._schedule, stage.index, 1 + self._schedule.credit.lag) if spec.writer else ()
@@ -80,7 +76,7 @@ class Interpreter:
             **stage.verbs(),
             Op.FORWARD: self._forward,
             ACTIVATION.send: self._take_activation,
-            ACTIVATION.receive: lambda unit, x: self._received.update({unit: x}),
+            ACTIVATION.receive: self.arrivals.add,
             TURN.send: lambda unit: unit,
             TURN.receive: lambda unit, turn: None,
         }
@@ -156,7 +152,7 @@ class Interpreter:
                 self._losses.note(batch + self._skipped)
             return
         if op is Op.FORWARD and not unit[1]:
-            self._fetch(batch)
+            self.arrivals.fetch(batch)
         started = time.perf_counter()
         lane.doing = action, started
         lane.tracer.begin(op.value, *unit, self._version(op, version))
@@ -220,31 +216,11 @@ class Interpreter:
         """Add the loss of such a batch, numbered as those that are interpreted."""
         self._losses.add(batch + self._skipped, loss, size)
 
-    def _fetch(self, batch: int) -> None:
-        """Take a batch from the feed, in micro-batches: the input at the first stage, the target where it is used."""
-        along, micro = self._schedule.along, self._schedule.micro
-        if self.inputs is not None:
-            x, size = self.inputs.get()
-            inputs = split_time(x, size, micro, "input") if along else split_samples(x, size, micro, "input")
-            for j, (micro_batch, _, _) in enumerate(inputs):
-                self._received[batch, j] = micro_batch
-        if self.targets is not None:
-            y, size, length, self._weight = self.targets.get()
-            over = self._schedule.over_time
-            if along:
-                targets = split_time(y, size, micro, "target", length, over)
-            else:
-                targets = split_samples(y, size, micro, "target")
-            for j, micro_batch in enumerate(targets):
-                self._expected[batch, j] = micro_batch
-
     def _forward(self, unit: Unit) -> None:
         if unit[1] == 0 and unit[0] and self._feed.is_cut(unit[0] - 1):
             self.stage.epoch += 1
         self._seen[unit[0]] = self.stage.version
-        x = self._received.pop(unit)
-        target, size, share = self._expected.pop(unit, (None, 0, 1.0))
-        out = self.stage.forward(unit, x, target, size, share, self._weight)
+        out = self.stage.forward(unit, *self.arrivals.take(unit))
         if not self.stage.is_last:
             self._activation = out
         elif out is not None and out.device.type == "cpu" and not math.isfinite(out.item()):
@@ -293,7 +269,7 @@ class Interpreter:
     def _save(self, writer: CheckpointWriter, batches: int) -> Snapshot:
         """Write the stage and what it has in flight after its update number `batches` - 1; no other stage waits."""
         stage = self.stage
-        assert not {**self._received, **self._expected}, "a batch is half forwarded"
+        assert not self.arrivals, "a batch is half forwarded"
         flying = in_flight(self._schedule, stage.index, batches, batches + len(self._seen))
         held = {(op, unit): message for op, each in self._in_flight.items() for unit, message in each}
         units = [(action.op, action.unit) for action in flying]
