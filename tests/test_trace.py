@@ -131,6 +131,21 @@ def test_a_resumed_fit_traces_what_is_left(tmp_path):
         assert rest[-1] == ("U", 17, 0, 17)
 
 
+def test_versions_count_on_after_ctrl_c(tmp_path):
+    """The pipeline has drained then: numbers of batches went on in the trace, versions began with 0 again."""
+    stop = lambda end: signal.raise_signal(signal.SIGINT) if end.step == 7 else None  # noqa: E731
+    first = trainer(network(3), "fdg").fit(batches(9), epochs=2, save_to=tmp_path, batch_callbacks=[stop])
+    assert first.interrupted
+    made = trainer(network(3), "fdg", make=partial(fw.Trainer.resume, tmp_path))
+    trace = made.fit(batches(9), epochs=2, trace=True).trace
+    for stage in range(3):
+        updates = [(event.batch, event.version) for event in trace.events if event.name == "U" and event.stage == stage]
+        assert updates == [(n, n) for n in range(first.batches, 18)]
+        seen = [event.version for event in trace.events if event.name == "F" and event.stage == stage]
+        delay = made.plan.staleness[stage]
+        assert seen == [max(first.batches, n - delay) for n in range(first.batches, 18)]
+
+
 @pytest.mark.parametrize("runtime", LOCAL)
 def test_a_fit_that_ends_early_is_traced_to_its_end(runtime):
     history = trainer(network(3), "fdg", runtime=runtime).fit(

@@ -70,6 +70,7 @@ class Interpreter:
         self._in_flight: dict[Op, deque[tuple[Unit, Any]]] = {op: deque(maxlen=count) for op, count in most.items()}
         self._gaps, self._updates, self._losses = 0, 0, Losses(stage)
         self._skipped = 0  # batches before those that are interpreted, and between them
+        self._drained = 0  # batches before a checkpoint with none in flight, after which versions begin anew
         self._seen: dict[int, int] = {}  # batch -> version that its forward saw
         self._gap = 0  # of the last update
         self._verbs: Verbs = {
@@ -109,7 +110,7 @@ class Interpreter:
         self._lanes[-1].busy, self._gaps, self._updates, losses, later = snapshot.counts
         self._losses.restore(batches, losses, later)
         if snapshot.pending is None:
-            stage.epoch = snapshot.epoch
+            stage.epoch, self._drained = snapshot.epoch, batches
             yield from stream(schedule, stage.index, self._numbers(batches))
             return
         stage.restore(snapshot.pending)
@@ -176,9 +177,8 @@ class Interpreter:
 
     def _version(self, op: Op, planned: int | None) -> int | None:
         """The version of the weights that a computation sees; between forward and update it is that of the plan."""
-        if op in (Op.FORWARD, Op.UPDATE):
-            return self.stage.version + self._skipped
-        return None if planned is None else planned + self._skipped
+        known = self.stage.version if op in (Op.FORWARD, Op.UPDATE) else planned
+        return None if known is None else known + self._skipped + self._drained
 
     def _exchange(self, op: Op, unit: Unit) -> None:
         """Send or receive one message."""
