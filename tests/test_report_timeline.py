@@ -8,7 +8,9 @@ from typing import NamedTuple
 import pytest
 from playwright.sync_api import Page
 
+import freewheel as fw
 from browser import Window, browser as browser, frame, opened, window
+from freewheel.report import page as html, report_data
 from report_runs import GPU, reported
 from spread import exhaustive, rarely
 
@@ -185,3 +187,25 @@ def test_a_block_tells_what_it_is(which, page):
     told.wait_for()
     assert told.inner_text().splitlines()[0].split(",")[1].strip() == "stage 0"
     page.mouse.move(0, 0)
+
+
+def test_moments_in_a_long_trace_are_told_apart(tmp_path, browser):
+    """After 25 s a window of a millisecond was told as from 25 s to 25 s, and so was a block in the table."""
+    data = report_data([fw.Run.open(GPU)])
+    measured = data["runs"][0]["measured"]
+    measured["begin"] = [begin + 25_000_000 for begin in measured["begin"]]
+    measured["end"] += 25_000_000
+    path = tmp_path / "late.html"
+    path.write_text(html(data))
+    with opened(browser, path) as late:
+        press("End", *["+"] * 40, "End")(late, "measured")
+        frame(late)
+        begin, end = window(late, "measured")
+        assert 25e6 < begin < end < begin + 1000
+        told = late.locator("#measured-where").inner_text().replace(" s", "").split(" ")
+        said = [1e6 * float(told[place]) for place in (0, 2)]
+        assert said == pytest.approx([begin, end], abs=(end - begin) / 20)
+        rows = late.locator("#timeline figure").first.locator("tbody tr")
+        for row, first, size in zip(rows.all()[:20], measured["begin"], measured["length"]):
+            moments = [1e6 * float(cell.removesuffix(" s")) for cell in row.locator("td").all_text_contents()[-2:]]
+            assert moments == pytest.approx([first, first + size], abs=0.6 + size / 10)

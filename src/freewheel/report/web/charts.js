@@ -116,6 +116,11 @@ function short(value) { // a number with at most four digits
   return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en-US") : `${Number(value.toPrecision(4))}`;
 }
 
+function moment(micro, step, from = micro) { // microseconds in the unit that suits `from`; those a step apart differ
+  const [unit, name] = Math.abs(from) < 1000 ? [1, "µs"] : Math.abs(from) < 1e6 ? [1e3, "ms"] : [1e6, "s"];
+  return `${(micro / unit).toLocaleString("en-US", { maximumFractionDigits: Math.max(0, Math.ceil(Math.log10(unit / step))) })} ${name}`;
+}
+
 function duration(micro) { // microseconds, in the unit that suits them
   if (Math.abs(micro) < 1000) return `${short(micro)} µs`;
   return Math.abs(micro) < 1e6 ? `${short(micro / 1e3)} ms` : `${short(micro / 1e6)} s`;

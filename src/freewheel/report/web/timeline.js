@@ -119,9 +119,8 @@ class Timeline {
 
   said() {
     const [begin, end] = this.zoom.window, whole = this.data.end || 1;
-    const from = begin === 0 ? "0" : this.data.unit === "ticks" ? this.ticks(begin) : this.time(begin);
-    const until = this.data.unit === "ticks" ? this.ticks(end) : this.time(end);
-    this.where.textContent = `${from} to ${until} of ${this.time(this.data.end)}`;
+    const show = this.data.unit === "ticks" ? (value) => this.ticks(value) : (value) => moment(value, (end - begin) / 100);
+    this.where.textContent = `${begin === 0 ? "0" : show(begin)} to ${show(end)} of ${this.time(this.data.end)}`;
     this.drawing.dataset.window = `${begin} ${end}`;
     this.track.style.left = `${(100 * begin) / whole}%`;
     this.track.style.width = `${(100 * (end - begin)) / whole}%`;
@@ -137,8 +136,8 @@ class Timeline {
 
   option() {
     const { data } = this, [begin, end] = this.zoom.window;
-    const ticks = data.unit === "ticks", whole = ticks ? wholeTicks(begin, end) : undefined, micro = (end - begin) / 8;
-    const label = ticks ? (value) => `${value / 1000}` : (value) => (micro < 1000 ? `${short(value / 1e3)} ms` : `${short(value / (end < 1e6 ? 1e3 : 1e6))} ${end < 1e6 ? "ms" : "s"}`);
+    const ticks = data.unit === "ticks", whole = ticks ? wholeTicks(begin, end) : undefined;
+    const label = ticks ? (value) => `${value / 1000}` : (value) => moment(value, (end - begin) / 100, end);
     return {
       grid: { left: this.left, right: 8, top: 0, bottom: AXIS },
       tooltip: tooltip({ trigger: "item", formatter: (given) => this.told(given.value[0]) }),
@@ -192,9 +191,10 @@ class Timeline {
     const { data } = this, op = data.ops[data.op[i]];
     const micro = data.micro && data.micro[i] >= 0 ? `, micro-batch ${data.micro[i]}` : "";
     const version = data.version[i] >= 0 ? `<br>version ${data.version[i]} of the weights` : "";
-    const from = data.begin[i], length = data.length[i];
+    const from = data.begin[i], length = data.length[i], measured = data.unit !== "ticks";
+    const show = measured ? (value) => moment(value, length / 100) : (value) => this.time(value);
     return `<b>${escaped(op.text)}</b>, ${escaped(data.rows[data.row[i]])}<br>batch ${data.batch[i]}${micro}${version}<br>` +
-      `${this.time(from)} to ${this.time(from + length)}${data.unit === "ticks" ? "" : ` (${duration(length)})`}`;
+      `${show(from)} to ${show(from + length)}${measured ? ` (${duration(length)})` : ""}`;
   }
 }
 
@@ -216,9 +216,9 @@ function wholeTicks(begin, end) { // sixteen at most
 }
 
 function listed(data, caption) {
-  const show = data.unit === "ticks" ? (value) => `${value / 1000}` : duration;
+  const show = data.unit === "ticks" ? (value) => `${value / 1000}` : (value, i) => moment(value, data.length[i] / 10);
   const rows = data.begin.slice(0, LISTED).map((begin, i) => [data.rows[data.row[i]], data.ops[data.op[i]].text,
-    numberOf(data, i), data.version[i] < 0 ? "–" : data.version[i], show(begin), show(begin + data.length[i])]);
+    numberOf(data, i), data.version[i] < 0 ? "–" : data.version[i], show(begin, i), show(begin + data.length[i], i)]);
   const note = data.begin.length > LISTED ? `, the first ${LISTED} of ${data.begin.length.toLocaleString("en-US")}` : "";
   return table(["row", "action", "batch", "version", "begin", "end"], rows, `${caption}${note}`, { tall: true });
 }
