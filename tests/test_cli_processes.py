@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import freewheel as fw
 from freewheel.checkpoint import _writer
 from freewheel.cli._settings import resolve
 from freewheel.cli._train_options import TrainOptions
@@ -57,6 +58,7 @@ train(*brief, "--save-to", "run", "--save-every", "3", "--save", "whole.pt", "--
 of_rank_0("cut off", lambda: cut_off(Path("run"), 3))
 train("--resume", "run", "--no-compare", "-q", "--save", "resumed.pt")
 train(*brief, "--replicas", "2", "--threads", "1", "-q", "--save", "replicas.pt")
+assert train(*brief, "--method", "asyncfgd", "--trace", "--threads", "1", "-q", "--run-dir", "forward") == 0
 if rank == "1":
     assert train("--epochs", "-7") == 2
     Path("said").touch()
@@ -111,13 +113,25 @@ def test_the_stages_are_the_processes_of_a_replica(processes, stages, monkeypatc
 
 
 @exhaustive
+def test_torchrun_cuts_once_for_forward_gradients_and_its_run_has_a_trace(under_torchrun):
+    """Rank 1 got the cut of rank 0 beside what to balance by, and refused to take both: the run failed."""
+    run = fw.Run.open(under_torchrun[0] / "forward")
+    assert run.status == "complete"
+    trace = run.trace()
+    for stage in range(2):
+        updates = [(event.batch, event.version) for event in trace.events if (event.stage, event.name) == (stage, "U")]
+        assert updates == [(n, n) for n in range(2 * 4)]
+
+
+@exhaustive
 def test_only_rank_0_speaks(under_torchrun):
     folder, lines = under_torchrun
     assert [line for line in lines if line.startswith("runtime")] == ["runtime  torchrun: 2 stages, 1 thread each"]
-    assert sum(line.startswith("test accuracy") for line in lines) == 3
+    assert sum(line.startswith("test accuracy") for line in lines) == 4
     wrote = [line.removeprefix("wrote ").partition(": ")[0] for line in lines if line.startswith("wrote")]
     runs = [place for place in wrote if place.startswith("runs/")]
-    assert [place for place in wrote if place not in runs] == ["whole.json", "whole.pt", "resumed.pt", "replicas.pt"]
+    named = ["whole.json", "whole.pt", "resumed.pt", "replicas.pt", "forward"]
+    assert [place for place in wrote if place not in runs] == named
     assert len(runs) == 3
     assert set(runs) == {str(place.relative_to(folder)) for place in (folder / "runs").iterdir()}
 

@@ -28,7 +28,8 @@ def as_rank_0(settings: Settings, cut: tuple[int, ...] = ()) -> Settings:
     options = settings.options
     if options.runtime != "torchrun":
         return settings
-    measured = of_rank_0("settings", lambda: {"threads": options.threads, "balance": cut})
+    split = None if cut else options.split  # the cut is made: nothing is left to balance
+    measured = of_rank_0("settings", lambda: {"threads": options.threads, "balance": cut, "split": split})
     return replace(settings, options=replace(options, **measured))
 
 
