@@ -12,8 +12,8 @@ from cyclopts import App
 from freewheel._errors import whole_number
 from freewheel.cli import _bench_tables as tables
 from freewheel.cli._gpu_table import show_gpu
+from freewheel.cli._options import OPTIONS, declare
 from freewheel.cli._output import INTERRUPTED, check_file, print_line, write_json
-from freewheel.cli._train_options import OPTIONS, declare
 
 bench = App(name="bench", help="Measure, on this machine.", sort_key=4)
 

@@ -12,8 +12,8 @@ from typing import Annotated
 from rich.console import Console
 from rich.text import Text
 
+from freewheel.cli._options import OPTIONS, declare
 from freewheel.cli._output import new_table, plural, print_line, print_table
-from freewheel.cli._train_options import OPTIONS, declare
 from freewheel.doctor import TRIALS, Facts, Finding, facts, try_all
 from freewheel.report._words import size
 

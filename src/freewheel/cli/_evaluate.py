@@ -10,9 +10,10 @@ import torch
 
 from freewheel.cli._config import NAME, read_config
 from freewheel.cli._job import prepare
+from freewheel.cli._options import OPTIONS, declare
 from freewheel.cli._output import check_file, print_line, write_json
 from freewheel.cli._settings import resolve
-from freewheel.cli._train_options import OPTIONS, TrainOptions, declare
+from freewheel.cli._train_options import TrainOptions
 from freewheel.runs import WEIGHTS, Run, newest_run
 from freewheel.trainer import Score
 

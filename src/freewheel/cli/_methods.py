@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from freewheel._files import as_json
 from freewheel.cli._method_options import options_of, write_value
+from freewheel.cli._options import OPTIONS, declare
 from freewheel.cli._output import new_table, plural, print_line, print_table
 from freewheel.cli._plan import locks, steady_plan
-from freewheel.cli._train_options import OPTIONS, declare
 from freewheel.cli._traits import uses_forward_gradients
 from freewheel.methods import METHODS, RACES, Method
 

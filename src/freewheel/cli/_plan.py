@@ -10,8 +10,8 @@ from cyclopts import Parameter
 import freewheel
 from freewheel._errors import whole_number
 from freewheel.cli._method_options import find_method
+from freewheel.cli._options import OPTIONS, declare
 from freewheel.cli._output import check_file, plural, print_line
-from freewheel.cli._train_options import OPTIONS, declare
 from freewheel.cli._traits import retained, uses_forward_gradients
 from freewheel.methods import Method
 from freewheel.plan import Plan, save_picture

@@ -8,8 +8,8 @@ from textwrap import indent, wrap
 from typing import Annotated
 
 from freewheel._files import as_json
+from freewheel.cli._options import OPTIONS, declare
 from freewheel.cli._output import plural, print_line
-from freewheel.cli._train_options import OPTIONS, declare
 from freewheel.recipes import RECIPES, Recipe
 
 WIDTH = 100

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from freewheel._files import write_text
+from freewheel.cli._options import OPTIONS, declare
 from freewheel.cli._output import check_file, print_line
-from freewheel.cli._train_options import OPTIONS, declare
 from freewheel.report import page, report_data
 from freewheel.runs import Run, each_once, newest_run
 

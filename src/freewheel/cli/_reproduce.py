@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from freewheel.cli._options import OPTIONS, declare
 from freewheel.cli._output import INTERRUPTED, new_table, print_line, print_table
-from freewheel.cli._train_options import OPTIONS, declare
 
 if TYPE_CHECKING:
     from freewheel.reproduce import Report

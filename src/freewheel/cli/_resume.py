@@ -10,9 +10,9 @@ from cyclopts import App, ArgumentCollection, Token
 from freewheel.checkpoint import find
 from freewheel.cli._config import NAME, PATHS, is_unchanged, merge, read_config
 from freewheel.cli._method_options import complete_options, write_value
+from freewheel.cli._options import flag
 from freewheel.cli._places import resumed_places, stored_checkpoints
 from freewheel.cli._recipe import recipe_defaults
-from freewheel.cli._train_options import flag
 from freewheel.runs import Run, is_run
 from freewheel.runtime import is_one_of_several
 from freewheel.trainer import History

@@ -17,12 +17,13 @@ from freewheel._errors import one_of, whole_number
 from freewheel.cli._defaults import RECURRENT, SETTINGS, network_defaults, optimizer_defaults
 from freewheel.cli._end import end_defaults
 from freewheel.cli._method_options import complete_options, find_method, options_of, read_slow
+from freewheel.cli._options import flag
 from freewheel.cli._output import check_file
 from freewheel.cli._own import absolute, check_own, is_own
 from freewheel.cli._places import check_places
 from freewheel.cli._recipe import chosen_recipe
 from freewheel.cli._step_sizes import check_warmup, schedule_defaults, step_sizes
-from freewheel.cli._train_options import TrainOptions, flag
+from freewheel.cli._train_options import TrainOptions
 from freewheel.cli._traits import uses_forward_gradients
 from freewheel.cli._transfer import check_transfer, transfer_defaults
 from freewheel.methods import Method, Pipeline

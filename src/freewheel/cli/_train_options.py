@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated
 
-from cyclopts import CoercionError, Group, Parameter, Token
+from cyclopts import Group, Parameter
 
+from freewheel.cli._options import declare, several
 from freewheel.cli._transfer import DEFAULTS
 
-OPTIONS = Group("Options", sort_key=0)  # of the commands that have few
 DATA = Group("Data", sort_key=1)
 NETWORK = Group("Network and stages", sort_key=2)
 RUN = Group("Method and runtime", sort_key=3)
@@ -22,24 +21,6 @@ RUNS = Group("Recipe, end and number of runs", sort_key=7)
 CHECKPOINTS = Group("Config and checkpoints", sort_key=8)
 OUT = Group("Output", sort_key=9)
 TRACED = 2000  # batches, where no others are asked for
-
-
-def declare(panel: Group, metavar: str, text: str, *short: str, **more: Any) -> Parameter:
-    """An option with its help panel, its metavar (empty for a flag), its help and its short names."""
-    return Parameter(group=panel, metavar=metavar or None, help=text, alias=short, **more)
-
-
-def several(kind: type[Any], tokens: Sequence[Token]) -> Any:
-    """Several numbers, with spaces or commas between them."""
-    number = get_args(kind)[0]
-    found: list[Any] = []
-    for token in tokens:
-        for text in filter(None, token.value.split(",")):
-            try:
-                found.append(number(text))
-            except ValueError:
-                raise CoercionError(token=token, target_type=number) from None
-    return tuple(found)
 
 
 @Parameter(name="*")  # the fields are options of the command itself
@@ -297,13 +278,3 @@ class TrainOptions:
     json: Annotated[Path | None, declare(OUT, "FILE", "Write all measurements to this file.")] = None
     save: Annotated[Path | None, declare(OUT, "FILE", "Write the trained weights to this file (a state_dict).")] = None
     quiet: Annotated[bool, declare(OUT, "", "Print the closing lines only.", "-q", negative=())] = False
-
-
-def flag(name: str) -> str:
-    """An option as it is typed.
-
-    Example:
-        >>> flag("batch_size")
-        '--batch-size'
-    """
-    return f"--{name.replace('_', '-')}"

@@ -6,8 +6,8 @@ import webbrowser
 from pathlib import Path
 from typing import Annotated
 
+from freewheel.cli._options import OPTIONS, declare
 from freewheel.cli._output import print_line
-from freewheel.cli._train_options import OPTIONS, declare
 from freewheel.cli._watch_text import follow
 from freewheel.watch import PORT, PageServer, Watched
 
