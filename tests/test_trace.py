@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import threading
 from functools import partial
@@ -334,3 +335,26 @@ def test_batches_that_a_graph_repeats_are_traced_too(row, optimizer, monkeypatch
     again = network(3)
     trainer(again, row.make(3), optimizer=OPTIMIZERS[optimizer]).fit(given, epochs=2)
     assert same_bits(tensors(*stages), tensors(*again))
+
+
+def test_a_trace_is_written_as_a_whole_or_not_at_all(tmp_path):
+    """One that a kill or a full disk had cut short made `freewheel report` refuse the whole run."""
+    path = tmp_path / "trace.json.gz"
+    meta = {"rows": ["stage 0"], "ways": {}}
+    fw.Trace([event(0, "F", 0, 1, version=0)], meta).save(path)
+    with pytest.raises(TypeError):
+        fw.Trace([event(0, "F", 0, 1, version=0), event(0, "B", 1, 2, version={0})], meta).save(path)
+    assert [each.name for each in fw.Trace.load(path).events] == ["F"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    found = []
+    reader = threading.Thread(target=lambda: found.append(json.loads(pipe.read_text())))
+    reader.start()
+    fw.Trace([event(0, "F", 0, 1, version=0)], {"rows": ["stage 0"]}).save(pipe)
+    reader.join(60)
+    assert [each["name"] for each in found[0]["traceEvents"] if each["ph"] == "X"] == ["F 0"]
+    assert pipe.is_fifo()

@@ -29,16 +29,27 @@ def writing(path: Path) -> Iterator[None]:
         raise type(cause)(f"{path}: it cannot be written ({cause.strerror})") from None
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole, in a folder that is made if need be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}-{os.getpid()}")
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Context with the path of a new file, which takes the place of this one once it is whole."""
+    if path.exists() and not path.is_file():  # such as /dev/stdout
+        with writing(path):
+            yield path
+        return
+    part = path.with_name(f".{os.getpid()}-{path.name}")
     try:
         with writing(path):
-            part.write_text(text, encoding="utf-8")
+            yield part
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file as a whole, in a folder that is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:

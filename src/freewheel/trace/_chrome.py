@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from freewheel._files import writing
+from freewheel._files import replacing
 from freewheel.trace._event import TraceEvent, messages, row_name, row_of, stale_updates
 
 FORMAT = "freewheel"  # the key of what only we read
@@ -29,7 +29,7 @@ Entry = dict[str, Any]
 def write_chrome(path: Path, events: Sequence[TraceEvent], meta: Mapping[str, Any]) -> None:
     """Write events to a file, compressed if its name ends with `.gz`."""
     head = json.dumps({"displayTimeUnit": "ms", "otherData": {FORMAT: meta}})
-    with writing(path), _opened(path, "wt") as file:
+    with replacing(path) as part, _opened(part, "wt") as file:
         file.write(f'{head[:-1]}, "traceEvents": [\n')
         file.write(",\n".join(map(json.dumps, _entries(events, meta))))
         file.write("\n]}\n")
