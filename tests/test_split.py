@@ -552,7 +552,8 @@ def test_time_is_what_is_balanced(by, monkeypatch):
     monkeypatch.setitem(splitting.TIMED, by, lambda line, example: [seconds[line.name(u)] for u in line.units])
     model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(4)])
     report = split(model, 2, example=torch.randn(3, 2), by=by).report
-    assert report == SplitReport((3.0, 3.0), "s", (("0", "1", "2"), ("3",)))
+    names = (("0", "1", "2"), ("3",))
+    assert report == SplitReport((3.0, 3.0), "s", names, unit_costs=(1.0, 1.0, 1.0, 3.0))
     assert report.speedup == 2.0
 
 
