@@ -325,3 +325,14 @@ def test_a_callback_that_changes_the_network_under_way_is_refused(change, words)
     stages = network(2)
     with pytest.raises(ValueError, match=words):
         trainer(stages, "fdg", runtime="simulate").fit(batches(3), epochs=3, callbacks=[lambda end: change(stages)])
+
+
+@pytest.mark.parametrize("kind", ["callbacks", "batch_callbacks"])
+def test_a_callback_that_changes_a_setting_of_the_loss_is_refused(kind):
+    """Stages saw the change sooner or later, depending on timing; and a callback for batches might change any."""
+    for name in ("loss", "dropout"):
+        stages, loss = network(3), nn.CrossEntropyLoss()
+        changed, setting = {"loss": (loss, "label_smoothing"), "dropout": (stages[0][0][3], "p")}[name]  # pyright: ignore
+        calls = {kind: [lambda end, changed=changed, setting=setting: setattr(changed, setting, 0.9)]}
+        with pytest.raises(ValueError, match=f"a callback changed {setting} of "):
+            trainer(stages, "fdg", loss=loss).fit(batches(9), epochs=2, **calls)  # pyright: ignore

@@ -64,7 +64,8 @@ class Fit:
         watched = request.validate is not None or bool(request.callbacks)
         modules = [stage.module for stage in stages] if watched else []
         self._shadow, self._shadows = _copied(setup.model, modules)
-        self._settings = Settings([stage.module for stage in stages] if request.callbacks else [])
+        called = bool(request.callbacks or request.batch_callbacks)
+        self._settings = Settings([stage.module for stage in stages] if called else [], setup.config.loss)
         seed = seed_of(setup.config.seed, before.batches)
         self._spec = RunSpec(
             seed=seed,
@@ -146,12 +147,13 @@ class Fit:
         step, norms = self._spec.before.batches + cut.batches, [snapshot.norm for snapshot in cut.snapshots]
         found = tuple(float(norm) for norm in norms if norm is not None)
         end = BatchEnd(step=step, epoch=len(self._history.epochs), loss=loss, samples=samples, gradient_norms=found)
-        for callback in self._request.batch_callbacks:
-            if asks_to_stop(callback(end)):
-                raise TypeError(
-                    "a callback for batches returned True: later batches are under way by then, so only callbacks for "
-                    "epochs end a training; give fit max_steps to end it after a number of batches"
-                )
+        with self._settings.untouched():
+            stops = [asks_to_stop(callback(end)) for callback in self._request.batch_callbacks]
+        if any(stops):
+            raise TypeError(
+                "a callback for batches returned True: later batches are under way by then, so only callbacks for "
+                "epochs end a training; give fit max_steps to end it after a number of batches"
+            )
         return False
 
     def _epoch_end(self, cut: Cut) -> bool:

@@ -18,6 +18,7 @@ class Settings:
 
     Args:
         stages: The modules of the stages, before they are trained.
+        loss: The loss.
 
     Example:
         >>> layer = nn.Dropout(0.5)
@@ -28,8 +29,9 @@ class Settings:
         ValueError: a callback changed p of stages[0] while batches are under way: call fit once for each setting
     """
 
-    def __init__(self, stages: Sequence[nn.Module]) -> None:
+    def __init__(self, stages: Sequence[nn.Module], loss: Any = None) -> None:
         roots = [(f"stages[{k}]", stage) for k, stage in enumerate(stages)]
+        roots += [("loss", loss)] if isinstance(loss, nn.Module) else []
         modules = [pair for prefix, stage in roots for pair in stage.named_modules(prefix=prefix)]
         self._modules = [(name, m) for name, m in modules if type(m).__module__.startswith("torch.nn.modules.")]
         self._parameters = [pair for prefix, stage in roots for pair in stage.named_parameters(prefix=prefix)]
