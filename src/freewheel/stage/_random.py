@@ -249,9 +249,10 @@ def _without_generator(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 @cache
 def compiled_draws() -> dict[OpOverload, Callable[..., Any]]:
-    """Return what takes the place of `bernoulli` in compiled code, by operation.
+    """Return what takes the place of random operations in compiled code, by operation.
 
-    Inductor computes it in place, in memory that other kernels may have read before.
+    Inductor computes `bernoulli` in place, in memory that other kernels may have read before, and fails to match the
+    pattern of `randperm` when all of it is an index, as in mixup.
     """
     library = torch.library.Library("freewheel", "DEF")
     _registered().compiled.append(library)
@@ -260,16 +261,26 @@ def compiled_draws() -> dict[OpOverload, Callable[..., Any]]:
         library.impl(name, _bernoulli, "CompositeExplicitAutograd")
         torch.library.register_fake(f"freewheel::{name}", lambda x, p: torch.empty_like(x), lib=library)
         library.impl(name, partial(_as_a_whole, getattr(torch.ops.freewheel, name).default), _KEY)
+    library.define("permutation(int n, str device) -> Tensor", tags=[torch.Tag.nondeterministic_seeded])
+    library.impl("permutation", _permutation, "CompositeExplicitAutograd")
+    torch.library.register_fake("freewheel::permutation", _permutation, lib=library)
     ours, aten = torch.ops.freewheel, torch.ops.aten
     return {
         aten.bernoulli.p: lambda x, p=0.5, generator=None: ours.bernoulli_p(x, p),
         aten.bernoulli.Tensor: lambda x, p, generator=None: ours.bernoulli_tensor(x, p),
         aten.bernoulli.default: lambda p, generator=None: ours.bernoulli_tensor(p, p),
+        aten.randperm.default: lambda n, dtype=None, device=None, **options: ours.permutation(
+            n, str(device or "cpu")
+        ).to(dtype or torch.int64),
     }
 
 
 def _bernoulli(x: Tensor, p: Any) -> Tensor:
     return torch.empty_like(x).bernoulli_(p)
+
+
+def _permutation(n: int, device: str) -> Tensor:
+    return torch.randperm(n, device=device)
 
 
 def _as_a_whole(op: OpOverload, x: Tensor, p: Any) -> Tensor:
