@@ -87,6 +87,7 @@ class DualStage(Stage):
         self._states: list[list[Any]] = []  # of recurrent layers, for each tangent
         self._compiled: dict[Any, CompiledPass] = {}  # by the trained parameters, a loss, a scale
         self._held = self._read_held()
+        self._settings: dict[str, Any] = {}  # of the modules, before the run
         self._form: Any = None  # of what the modules hold, that passes were compiled for
         self._signatures: dict[Any, Any] = {}  # likewise, the inputs to compile for in a resumed run
         # On a GPU, the batched products of several tangents have other bits in a CUDA graph than outside of it.
@@ -113,6 +114,7 @@ class DualStage(Stage):
         self._directions = self._make_directions()
         self._held = self._read_held()
         before, self._form = self._form, self._held.form() if self._compiles else None
+        self._settings = self._held.settings() if self._compiles else {}
         if before != self._form:
             self._compiled = {}
         self._alias_guard = AliasGuard(first=self.index == 0)
@@ -123,7 +125,12 @@ class DualStage(Stage):
 
     def _read_held(self) -> Held:
         """Return what the modules hold now."""
-        return Held(*self._holders(), self.index)
+        return Held(self._holders(), self.index)
+
+    def check_unchanged(self) -> None:
+        """Reject a module whose settings have changed in the present run."""
+        if self._compiled:
+            self._held.check_same(self._settings)
 
     def end(self) -> None:
         """End a run and leave the dual level."""

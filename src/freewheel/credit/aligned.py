@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from freewheel.credit._chain_stage import ChainStage
 from freewheel.credit._graph import Graph
@@ -15,7 +15,7 @@ from freewheel.credit.chain import Chain
 from freewheel.feedback import FeedbackOptions, FeedbackWeights, feedback_backward
 from freewheel.feedback._numbering import StageLayers, number_all_layers
 from freewheel.plan import Unit
-from freewheel.stage import Blueprint, Stage, Tree, check_no_module_hooks, check_not_compiled
+from freewheel.stage import Blueprint, Holders, Stage, Tree, check_no_module_hooks, check_not_compiled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +68,11 @@ class AlignedStage(ChainStage):
         super()._forget()
         self._feedback = FeedbackWeights(self._aligned, self.config.seed)
 
-    def _holders(self) -> tuple[list[nn.Module], list[dict[Any, Tensor]]]:
+    def _holders(self) -> Holders:
         """Add the feedback weights, which are drawn before they are used."""
         for layer, number in self._numbered:
             self._feedback.of(number, layer.weight.shape, layer.weight)
-        return [self.module], [self._feedback.drawn]
+        return super()._holders()._replace(others=[self._feedback.drawn])
 
     def _enter_backward(self, stack: ExitStack, unit: Unit, graph: Graph) -> None:
         super()._enter_backward(stack, unit, graph)

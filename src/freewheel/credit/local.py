@@ -29,6 +29,7 @@ from freewheel.credit._shapes import Kind, network_outputs
 from freewheel.plan import Message, Schedule, Unit
 from freewheel.stage import (
     Blueprint,
+    Holders,
     SeededDraws,
     Shape,
     Stage,
@@ -168,10 +169,11 @@ class LocalStage(AuxiliaryStage):
         number = seed_of(self.config.seed, self.index, self.first_batch + batch, HEAD)
         return self._replay_buffer[number % len(self._replay_buffer)]
 
-    def _holders(self) -> tuple[list[nn.Module], list[dict[Any, Tensor]]]:
+    def _holders(self) -> Holders:
         """Add the head."""
-        modules, others = super()._holders()
-        return [*modules, *(() if self.auxiliary is None else [self.auxiliary.module])], others
+        found = super()._holders()
+        head = {} if self.auxiliary is None else {"head": self.auxiliary.module}
+        return found._replace(modules={**found.modules, **head})
 
     def _call(self, unit: Unit, x: Tree, target: Tree) -> Tree:
         """Build the head, and find its form, before anything is compiled."""

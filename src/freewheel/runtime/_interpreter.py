@@ -243,6 +243,7 @@ class Interpreter:
         Losses of batch `until` and later ones are retained for later cuts.
         """
         stage = self.stage
+        stage.check_unchanged()
         copy = stage.state() if (self._spec.states or state) and stage.replica == 0 else None
         counts = self._taken_busy(), self._gaps, self._losses.take(until)
         recordings = tuple(each for lane in self._lanes for each in lane.tracer.take(whole=until is None))

@@ -10,7 +10,7 @@ from freewheel.stage._code import CompiledCode as CompiledCode, filled as filled
 from freewheel.stage._compiled import CompiledFunction as CompiledFunction
 from freewheel.stage._copies import copied as copied
 from freewheel.stage._gradients import NO_GRAPH as NO_GRAPH, add as add
-from freewheel.stage._held import Held as Held
+from freewheel.stage._held import Held as Held, Holders as Holders
 from freewheel.stage._hooks import (
     check_no_hooks as check_no_hooks,
     check_no_module_hooks as check_no_module_hooks,

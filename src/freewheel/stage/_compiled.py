@@ -14,11 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from freewheel.stage._code import CompiledCode, CompiledForm, filled, template_of
-from freewheel.stage._held import ChangedError, Held, form_of
+from freewheel.stage._held import ChangedError, Held, Holders, form_of
 from freewheel.stage._hooks import check_no_forward_hooks, check_no_module_hooks, check_not_compiled
 from freewheel.stage._trees import Shape, flatten, tensors_among, unflatten
 
-Holders = Callable[[], tuple[Sequence[nn.Module], Sequence[dict[Any, Tensor]]]]
+VALUES = (
+    "it depends on the values of a tensor, as item(), a condition, a mask used as an index, and a BatchNorm with "
+    "momentum=None do"
+)
+HIDDEN = "it uses a tensor that is neither an argument nor held by a module of the stage, its lists or its dicts"
 
 
 class CompiledFunction:
@@ -26,8 +30,8 @@ class CompiledFunction:
 
     Args:
         function: The function. It must return all that it computes.
-        holders: Returns the modules that it calls, and dicts of other tensors that it uses. If a setting of a module
-            changes, the function is compiled again.
+        holders: Returns what holds the tensors that it uses. If a setting of a module changes, the function is compiled
+            again.
         stage: The number of its stage.
         code: Where the compiled code is kept.
         options: Those of `freewheel.stage._inductor.compiled`.
@@ -35,7 +39,7 @@ class CompiledFunction:
     Example:
         >>> layer = nn.Linear(2, 1)
         >>> double, options = lambda x: 2 * layer(x), {"recomputes": True, "donates": True}
-        >>> double = CompiledFunction(double, lambda: ([layer], []), 0, CompiledCode(), **options)
+        >>> double = CompiledFunction(double, lambda: Holders({"": layer}), 0, CompiledCode(), **options)
         >>> double.refresh()
         >>> x = torch.ones(3, 2)
         >>> torch.allclose(double(x), 2 * layer(x))
@@ -45,24 +49,24 @@ class CompiledFunction:
     def __init__(
         self,
         function: Callable[..., Any],
-        holders: Holders,
+        holders: Callable[[], Holders],
         stage: int,
         code: CompiledCode,
         **options: bool,
     ) -> None:
         self._function, self._holders, self._stage = function, holders, stage
         self._code, self._options = code, options
-        self._held = Held([], [], stage)
-        self._number = 0
+        self._held = Held(Holders({}), stage)
+        self._number, self._settings = 0, dict[str, Any]()
 
     def check(self, device: torch.device) -> None:
         """Reject what cannot be compiled, or would be called only once."""
         from freewheel.stage._inductor import check_compiler
 
         check_compiler(device)
-        for module in self._holders()[0]:
+        for module in self._holders().modules.values():
             check_not_compiled(module, self._stage, "compile=True")
-            check_no_module_hooks(module, self._stage, "compile=True")
+            check_no_module_hooks(module, self._stage, "compile=True", "leave compile out")
             check_no_forward_hooks(module, self._stage)
             for name, child in module.named_modules() if device.type == "cpu" else ():
                 if isinstance(child, nn.LSTM):
@@ -73,8 +77,12 @@ class CompiledFunction:
 
     def refresh(self) -> None:
         """Read the settings of the modules, and where tensors are, before a run."""
-        self._held = Held(*self._holders(), self._stage)
-        self._number = self._code.number(self._held.form())
+        self._held = Held(self._holders(), self._stage)
+        self._number, self._settings = self._code.number(self._held.form()), self._held.settings()
+
+    def check_unchanged(self) -> None:
+        """Reject modules whose settings have changed since then."""
+        self._held.check_same(self._settings)
 
     def __call__(self, *trees: Any) -> Any:
         """Call the compiled function."""
@@ -101,9 +109,20 @@ class CompiledFunction:
         except ChangedError:
             raise
         except Exception as error:
-            reason = str(error).strip().split("\n")[0]
-            if "FakeTensorMode with 'allow_non_fake_inputs'" in reason:
-                reason = "it uses a tensor that is neither an argument nor held by a module, its lists or its dicts"
-            raise ValueError(f"stages[{self._stage}] cannot be compiled ({reason}): leave compile out") from error
+            raise ValueError(
+                f"stages[{self._stage}] cannot be compiled ({_reason(error)}): leave compile out"
+            ) from error
         out, out_shape = results[-1]
         return CompiledForm(function, template_of(out), out_shape)
+
+
+def _reason(error: Exception) -> str:
+    """Say why something cannot be compiled, in the words of what users write where that is known."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        return VALUES
+    reason = str(error).strip().split("\n")[0]
+    if ".numpy() is not supported" in reason:
+        return VALUES
+    return HIDDEN if "FakeTensorMode with 'allow_non_fake_inputs'" in reason else reason

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from types import FunctionType
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from freewheel._plain import PLAIN, is_plain, is_same
+from freewheel.stage._loss import as_module
 from freewheel.stage._settings import Contents, changed_setting, settings_of
-from freewheel.stage._slots import Slot, fill, tensor_slots
+from freewheel.stage._slots import Slot, computed_by_hooks, fill, tensor_slots
 
 _CACHES = ("_flat_weights", "_flat_weight_refs")  # of `nn.RNNBase`
-_BY_IDENTITY = (FunctionType, BuiltinFunctionType, type, torch.dtype)
+CHANGED = (
+    "{changed} of stages[{stage}] has changed during a fit, which compiled code does not see: call fit once for each "
+    "setting, or leave compile out"
+)
+
+
+class Holders(NamedTuple):
+    """What a function computes with.
+
+    Args:
+        modules: Its modules, each with what its name begins with.
+        others: Dicts of other tensors.
+        loss: Its loss. Stages may share it, so that only its settings are looked at.
+    """
+
+    modules: dict[str, nn.Module]
+    others: Sequence[dict[Any, Tensor]] = ()
+    loss: Any = None
 
 
 class ChangedError(ValueError):
@@ -26,30 +43,47 @@ class Held:
     """What modules hold: tensors, which are arguments of compiled code, and settings, which are constants of it.
 
     Args:
-        roots: The modules.
-        others: Dicts of other tensors.
+        holders: The modules, and what else holds something.
         stage: The number of their stage.
 
     Example:
         >>> layer = nn.Dropout(0.5)
-        >>> before = Held([layer], [], 0).form()
+        >>> before = Held(Holders({"": layer}), 0).form()
         >>> layer.p = 0.3
-        >>> Held([layer], [], 0).form() == before
+        >>> Held(Holders({"": layer}), 0).form() == before
         False
     """
 
-    def __init__(self, roots: Sequence[nn.Module], others: Sequence[dict[Any, Tensor]], stage: int) -> None:
-        self._modules = [pair for root in roots for pair in root.named_modules()]
+    def __init__(self, holders: Holders, stage: int) -> None:
+        self._modules = [pair for prefix, root in holders.modules.items() for pair in root.named_modules(prefix=prefix)]
+        known, loss = {id(module) for _, module in self._modules}, as_module(holders.loss)
+        self._losses = [pair for pair in loss.named_modules(prefix="loss") if id(pair[1]) not in known]
         self._stage = stage
-        more: list[list[Slot]] = [[(tensors, key)] for tensors in others for key in tensors]
+        more: list[list[Slot]] = [[(tensors, key)] for tensors in holders.others for key in tensors]
         self._slots = [*tensor_slots(module for _, module in self._modules), *more]
 
     def form(self) -> Any:
         """Return what compiled code depends on."""
         forms = tuple(form_of(t) for t in self.tensors())
         kinds = tuple(type(module) for _, module in self._modules)
-        settings = settings_of(self._modules, _BY_IDENTITY).items()
-        return forms, kinds, tuple((name, repr(v) if is_plain(v) else v) for name, v in settings)
+        return forms, kinds, tuple(self.settings().items())
+
+    @property
+    def _all(self) -> list[tuple[str, nn.Module]]:
+        """All modules by name, those of the loss last."""
+        return [*self._modules, *self._losses]
+
+    def settings(self) -> dict[str, Any]:
+        """Return what is a constant of compiled code, by name."""
+        found = {name: _constant_of(value) for name, value in settings_of(self._all, (object,)).items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def check_same(self, before: dict[str, Any]) -> None:
+        """Reject settings that are not as they were."""
+        after = self.settings()
+        changed = next((name for name in [*before, *after] if before.get(name) != after.get(name)), None)
+        if changed is not None:
+            raise ChangedError(CHANGED.format(changed=changed, stage=self._stage))
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that the modules hold now."""
@@ -70,7 +104,7 @@ class Held:
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """Undo changes to what the modules hold; those to the values of tensors remain."""
-        contents = Contents(self._modules)
+        contents = Contents(self._all)
         try:
             yield
         finally:
@@ -79,11 +113,11 @@ class Held:
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Undo and refuse changes to what the modules hold, other than to the values of tensors."""
-        before, tensors = [dict(vars(module)) for _, module in self._modules], self.tensors()
-        settings = settings_of(self._modules)
+        before, tensors = [dict(vars(module)) for _, module in self._all], self.tensors()
+        settings = settings_of(self._all)
         with self.put_back():
             yield
-            changed = self._set_attribute(before) or changed_setting(settings, settings_of(self._modules))
+            changed = self._set_attribute(before) or changed_setting(settings, settings_of(self._all))
             changed = changed or self._other_tensor(tensors)
             if changed:
                 raise ChangedError(
@@ -93,9 +127,10 @@ class Held:
 
     def _set_attribute(self, before: Sequence[dict[str, Any]]) -> str:
         """Name an attribute that is not as it was."""
-        for (name, module), old in zip(self._modules, before):
+        for (name, module), old in zip(self._all, before):
+            unread = {*_CACHES, *computed_by_hooks(module)}
             for key, value in vars(module).items():
-                if value is not old.get(key) and key not in _CACHES and not _constant(value, old.get(key)):
+                if value is not old.get(key) and key not in unread and not _constant(value, old.get(key)):
                     return _dotted(name, key)
         return ""
 
@@ -124,3 +159,16 @@ def _constant(value: Any, before: Any) -> bool:
     if isinstance(before, Tensor):
         return before.grad_fn is not None  # every forward computes it
     return type(value) in PLAIN and is_same(value, before)
+
+
+def _constant_of(value: Any) -> Hashable | None:
+    """Return what tells a value from others; None for what is looked into, and for tensors and modules."""
+    if is_plain(value):
+        return repr(value)
+    if isinstance(value, (FunctionType, type)):
+        return value
+    if isinstance(value, (Tensor, nn.Module)) or hasattr(value, "__dict__") or hasattr(value, "__slots__"):
+        return None
+    if hasattr(value, "tobytes"):  # of NumPy
+        return type(value), getattr(value, "shape", ()), str(getattr(value, "dtype", "")), value.tobytes()
+    return value if isinstance(value, Hashable) and not isinstance(value, (tuple, frozenset)) else None

@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 
 Hooks = Mapping[str, Sequence[Callable[..., Any]]]  # by the name of the parameter
 M = TypeVar("M", bound=nn.Module)
+_CHAIN = "use a method of the chain rule, such as 'pipedream'"
 
 
 def gradient_hooks(module: nn.Module) -> Hooks:
@@ -59,13 +60,13 @@ def check_not_compiled(module: nn.Module, stage: int, method: str) -> None:
             )
 
 
-def check_no_module_hooks(module: nn.Module, stage: int, method: str) -> None:
+def check_no_module_hooks(module: nn.Module, stage: int, method: str, otherwise: str = _CHAIN) -> None:
     """Reject backward hooks of modules whose gradients are not computed, or pass by them."""
     for name, child in module.named_modules():
         if child._backward_hooks or child._backward_pre_hooks:
             raise ValueError(
                 f"module {name or type(child).__name__!r} of stages[{stage}] has a backward hook, which {method} would "
-                "not call: remove it, or use a method of the chain rule, such as 'pipedream'"
+                f"not call: remove it, or {otherwise}"
             )
 
 

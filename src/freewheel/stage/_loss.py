@@ -45,6 +45,19 @@ class WithLoss(nn.Module):
         return self.loss.get_submodule(rest) if first == "loss" else self.stage.get_submodule(target)
 
 
+class _Holding(nn.Module):
+    """A module that holds a loss which is none."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+
+def as_module(loss: Any) -> nn.Module:
+    """Return a module that holds what a loss holds: itself, if it is one."""
+    return loss if isinstance(loss, nn.Module) else _Holding(loss)
+
+
 def with_loss(modules: Sequence[nn.Module], loss: Any) -> list[nn.Module]:
     """Put a loss that has parameters or buffers into the last of these stages."""
     if not isinstance(loss, nn.Module) or not [*loss.parameters(), *loss.buffers()]:

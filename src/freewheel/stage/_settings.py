@@ -1,4 +1,4 @@
-"""The settings of modules: the plain values that they hold, also in lists, dicts and objects."""
+"""The settings of modules: the plain values that they, their lists, dicts and objects hold or their code names."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.fx import Graph
 
 from freewheel._plain import is_plain, is_same
+from freewheel.stage._reads import attributes_of, constants_of, of_library, read_by
 
 # What `nn.Module` itself keeps in its attributes, other than hooks.
 _OF_TORCH = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_flat_weights", "_flat_weight_refs")
@@ -73,23 +75,45 @@ class Contents:
 
 def _holders(modules: Modules) -> Iterator[tuple[str, Any, bool]]:
     """The prefix of names in each collection, the collection, and whether its length is a setting."""
+    seen: set[Any] = set()
     for name, module in modules:
-        yield from _inside(f"{name}." if name else "", vars(module), _DEPTH, is_list=False)
+        prefix = f"{name}." if name else ""
+        yield from _inside(prefix, vars(module), _DEPTH, seen, is_list=False)
+        if type(module) not in seen:
+            seen.add(type(module))
+            yield from _inside(f"{type(module).__name__}.", constants_of(type(module)), _DEPTH, seen, is_list=False)
 
 
-def _inside(prefix: str, holder: Any, depth: int, *, is_list: bool) -> Iterator[tuple[str, Any, bool]]:
+def _inside(prefix: str, holder: Any, depth: int, seen: set[Any], *, is_list: bool) -> Iterator[tuple[str, Any, bool]]:
     yield prefix, holder, is_list
     for key, value in _items(holder) if depth else ():
-        if key in _OF_TORCH or is_plain(value) or isinstance(value, (Tensor, nn.Module, type, ModuleType)):
+        if key in _OF_TORCH or is_plain(value) or isinstance(value, (Tensor, nn.Module, ModuleType)):
             continue
-        if isinstance(value, (list, tuple, deque, set, frozenset, dict)):
-            yield from _inside(f"{prefix}{key}.", value, depth - 1, is_list=True)
-        elif isinstance(value, partial):
-            yield from _inside(f"{prefix}{key}.", (value.func, value.args, value.keywords), depth - 1, is_list=False)
-        elif not callable(value):
-            yield from _inside(f"{prefix}{key}.", getattr(value, "__dict__", {}), depth - 1, is_list=False)
+        for part in _parts(value, seen):
+            is_collection = isinstance(value, (list, tuple, deque, set, frozenset, dict))
+            yield from _inside(f"{prefix}{key}.", part, depth - 1, seen, is_list=is_collection)
+
+
+def _parts(value: Any, seen: set[Any]) -> Iterator[Any]:
+    """The collections that a value consists of; of each function once."""
+    if isinstance(value, (list, tuple, deque, set, frozenset, dict)):
+        yield value
+    elif isinstance(value, partial):
+        yield value.func, value.args, value.keywords
+    elif isinstance(value, MethodType):
+        yield value.__func__, value.__self__
+    elif isinstance(value, type):
+        yield constants_of(value)
+    elif isinstance(value, FunctionType):
+        if value not in seen and not of_library(value):
+            seen.add(value)
+            yield read_by(value)
+    elif not of_library(type(value)) or not (callable(value) or isinstance(value, Graph)):
+        yield from attributes_of(value)
 
 
 def _items(holder: Any) -> Sequence[tuple[Any, Any]]:
     """Return the keys and values of a dict, or the items of anything else with their numbers: the first of them."""
+    if isinstance(holder, (set, frozenset)):  # in an order that does not depend on what was in it before
+        holder = sorted(holder, key=repr)
     return list(islice(holder.items() if isinstance(holder, dict) else enumerate(holder), _WIDTH))

@@ -36,14 +36,31 @@ def tensor_slots(modules: Iterable[nn.Module]) -> list[list[Slot]]:
     """
     slots: dict[int, list[Slot]] = {}
     for child in modules:
+        computed = computed_by_hooks(child)
         values = list(vars(child).values())
         dicts = [vars(child), *(value for value in values if type(value) is dict)]
         lists = [value for value in values if type(value) is list]
         for holder, items in [*((d, d.items()) for d in dicts), *((each, enumerate(each)) for each in lists)]:
             for key, value in items:
-                if isinstance(value, Tensor) and value.grad_fn is None:
+                if (
+                    isinstance(value, Tensor)
+                    and value.grad_fn is None
+                    and not (holder is vars(child) and key in computed)
+                ):
                     slots.setdefault(id(value), []).append((holder, key))
     return list(slots.values())
+
+
+def computed_by_hooks(module: nn.Module) -> set[str]:
+    """Return the attributes that hooks of `torch.nn.utils` compute anew in each forward: pruned and normed weights.
+
+    Example:
+        >>> from torch.nn.utils import prune
+        >>> computed_by_hooks(prune.l1_unstructured(nn.Linear(2, 1), "weight", amount=1))
+        {'weight'}
+    """
+    hooks = [hook for hook in module._forward_pre_hooks.values() if type(hook).__module__.startswith("torch.nn.utils.")]
+    return {getattr(hook, "_tensor_name", getattr(hook, "name", "")) for hook in hooks}
 
 
 def fill(slots: Sequence[Sequence[Slot]], tensors: Sequence[Any]) -> None:

@@ -17,6 +17,7 @@ from freewheel.stage._blueprint import Blueprint
 from freewheel.stage._compiled import CompiledFunction
 from freewheel.stage._copies import copied
 from freewheel.stage._gradients import add, with_strides
+from freewheel.stage._held import Holders
 from freewheel.stage._hooks import check_hooks, gradient_hooks, with_hooks
 from freewheel.stage._launch import Launcher
 from freewheel.stage._loss import checked_loss, loss_of
@@ -99,6 +100,11 @@ class Stage(ABC):
         if self._compute is not None:
             self._compute.check(self.device)
 
+    def check_unchanged(self) -> None:
+        """Reject a module whose settings have changed in the present run, which compiled code does not see."""
+        if self._compute is not None:
+            self._compute.check_unchanged()
+
     @abstractmethod
     def _make_weights(self) -> WeightVersions:
         """Return the weight versions for a run."""
@@ -154,9 +160,9 @@ class Stage(ABC):
         """Return a context that undoes changes to buffers, for calls that are only tried."""
         return scratch_buffers(self.module)
 
-    def _holders(self) -> tuple[list[nn.Module], list[dict[Any, Tensor]]]:
-        """Return the modules that `_plain_call` uses, and dicts of other tensors."""
-        return [self.module], []
+    def _holders(self) -> Holders:
+        """Return what holds the tensors and settings that `_plain_call` uses."""
+        return Holders({"": self.module}, loss=self._loss_function if self.schedule.gets_targets(self.index) else None)
 
     def _finish(self, out: Tree, target: Tree) -> Tree:
         """Return the last stage's result from its output."""

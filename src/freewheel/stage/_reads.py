@@ -1,0 +1,108 @@
+"""What a function reads besides its arguments: its closure, its defaults, and global variables."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import is_dataclass
+from inspect import unwrap
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+from freewheel._plain import is_plain
+
+_LIBRARIES = ("torch", "numpy", "freewheel", "builtins")
+_SIMPLE = (list, tuple, dict, set, SimpleNamespace, Namespace)
+
+
+def read_by(function: FunctionType) -> dict[str, Any]:
+    """Return what a function's code reads by name: plain values, containers, and functions of the same file.
+
+    Example:
+        >>> scale = 3
+        >>> def make(shift):
+        ...     return lambda x: x * scale + shift
+        >>> read_by(make(2))
+        {'shift': 2, 'scale': 3}
+    """
+    names = set(_names(function.__code__))
+    found = dict(_closure(function))
+    found |= {f"default {i}": value for i, value in enumerate(function.__defaults__ or ())}
+    found |= {f"default {name}": value for name, value in (function.__kwdefaults__ or {}).items()}
+    for name in sorted(names & function.__globals__.keys()):
+        value = function.__globals__[name]
+        if isinstance(value, (ModuleType, type)):
+            found |= {f"{name}.{key}": each for key, each in _plain_of(value) if key in names}
+        elif _is_simple(value) or getattr(value, "__module__", None) == function.__module__:
+            found[name] = value
+    return found
+
+
+def constants_of(kind: type) -> dict[str, Any]:
+    """Return the plain values of a class and its bases, and what their methods read; of none in torch.
+
+    Example:
+        >>> constants_of(type("Layer", (), {"__module__": "net", "scale": 2}))
+        {'scale': 2}
+    """
+    found: dict[str, Any] = {}
+    for each in reversed(kind.__mro__):
+        found |= dict(_plain_of(each))
+        for method in () if of_library(each) else vars(each).values():
+            function = _function(method)
+            if function is not None and not function.__name__.startswith("__init"):
+                found |= {f"{key} of {function.__name__}": v for key, v in read_by(function).items()}
+    return found
+
+
+def attributes_of(value: Any) -> Iterator[dict[str, Any]]:
+    """The attributes of an object, in its dict and in slots."""
+    if isinstance(getattr(value, "__dict__", None), dict):
+        yield value.__dict__
+    names = [name for kind in type(value).__mro__ for name in _slots_of(kind)]
+    if names:
+        yield {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+
+def of_library(holder: Any) -> bool:
+    """Whether a class, a function or a module is part of torch, NumPy or Freewheel."""
+    name = holder.__name__ if isinstance(holder, ModuleType) else holder.__module__
+    return (name or "").partition(".")[0] in _LIBRARIES
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _names(each)
+
+
+def _closure(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+
+
+def _plain_of(holder: type | ModuleType) -> Iterable[tuple[str, Any]]:
+    if of_library(holder):
+        return []
+    return [(key, v) for key, v in vars(holder).items() if is_plain(v) and not key.startswith("__")]
+
+
+def _is_simple(value: Any) -> bool:
+    return is_plain(value) or isinstance(value, _SIMPLE) or (is_dataclass(value) and not isinstance(value, type))
+
+
+def _function(method: Any) -> FunctionType | None:
+    """Return the function of a method, a property, a static method or a decorated one."""
+    method = getattr(method, "fget", method)
+    method = getattr(method, "__func__", method)
+    method = unwrap(method) if isinstance(method, Callable) else method
+    return method if isinstance(method, FunctionType) else None
+
+
+def _slots_of(kind: type) -> Iterable[str]:
+    slots = () if of_library(kind) else vars(kind).get("__slots__", ())
+    return [slots] if isinstance(slots, str) else slots
