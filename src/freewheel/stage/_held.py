@@ -75,7 +75,7 @@ class Held:
 
     def settings(self) -> dict[str, Any]:
         """Return what is a constant of compiled code, by name."""
-        found = {name: _constant_of(value) for name, value in settings_of(self._all, (object,)).items()}
+        found = {name: _constant_of(value) for name, value in settings_of(self._all, (object,), code=True).items()}
         return {name: value for name, value in found.items() if value is not None}
 
     def check_same(self, before: dict[str, Any]) -> None:
@@ -114,10 +114,10 @@ class Held:
     def unchanged(self) -> Iterator[None]:
         """Undo and refuse changes to what the modules hold, other than to the values of tensors."""
         before, tensors = [dict(vars(module)) for _, module in self._all], self.tensors()
-        settings = settings_of(self._all)
+        settings = settings_of(self._all, code=True)
         with self.put_back():
             yield
-            changed = self._set_attribute(before) or changed_setting(settings, settings_of(self._all))
+            changed = self._set_attribute(before) or changed_setting(settings, settings_of(self._all, code=True))
             changed = changed or self._other_tensor(tensors)
             if changed:
                 raise ChangedError(

@@ -39,20 +39,32 @@ def read_by(function: FunctionType) -> dict[str, Any]:
 
 
 def constants_of(kind: type) -> dict[str, Any]:
-    """Return the plain values of a class and its bases, and what their methods read; of none in torch.
+    """Return the plain values of a class and its bases that its forward names, and what else that reads; none of torch.
 
     Example:
-        >>> constants_of(type("Layer", (), {"__module__": "net", "scale": 2}))
+        >>> class Layer:
+        ...     __module__, scale, unused = "net", 2, 3
+        ...     def forward(self, x):
+        ...         return self.scaled(x)
+        ...     def scaled(self, x):
+        ...         return self.scale * x
+        >>> constants_of(Layer)
         {'scale': 2}
     """
-    found: dict[str, Any] = {}
-    for each in reversed(kind.__mro__):
-        found |= dict(_plain_of(each))
-        for method in () if of_library(each) else vars(each).values():
-            function = _function(method)
-            if function is not None and not function.__name__.startswith("__init"):
-                found |= {f"{key} of {function.__name__}": v for key, v in read_by(function).items()}
-    return found
+    kinds = [each for each in reversed(kind.__mro__) if not of_library(each)]
+    methods: dict[str, list[FunctionType]] = {}
+    for each in kinds:
+        for name, function in ((name, _function(value)) for name, value in vars(each).items()):
+            if function is not None:
+                methods.setdefault(name, []).append(function)
+    found, reached, pending = dict[str, Any](), set[str](), ["forward", "__call__"]
+    while pending:
+        name = pending.pop()
+        for function in methods.pop(name, ()):
+            pending += sorted(set(_names(function.__code__)))
+            found |= {f"{key} of {name}": value for key, value in read_by(function).items()}
+        reached.add(name)
+    return {key: value for each in kinds for key, value in _plain_of(each) if key in reached} | found
 
 
 def attributes_of(value: Any) -> Iterator[dict[str, Any]]:

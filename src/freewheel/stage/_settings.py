@@ -24,8 +24,10 @@ _DICTS = (dict, OrderedDict, defaultdict, Counter)
 Modules = Iterable[tuple[str, nn.Module]]
 
 
-def settings_of(modules: Modules, kinds: tuple[type, ...] = ()) -> dict[str, Any]:
+def settings_of(modules: Modules, kinds: tuple[type, ...] = (), *, code: bool = False) -> dict[str, Any]:
     """Return the plain values, those of other kinds, and the lengths of lists, by name.
+
+    With `code`, also what classes hold, and what the code of methods and functions names.
 
     Example:
         >>> layer = nn.Dropout(0.5)
@@ -35,7 +37,7 @@ def settings_of(modules: Modules, kinds: tuple[type, ...] = ()) -> dict[str, Any
         (0.5, 3, 1)
     """
     found: dict[str, Any] = {}
-    for prefix, holder, is_list in _holders(modules):
+    for prefix, holder, is_list in _holders(modules, code=code):
         if is_list:
             found[f"the length of {prefix[:-1]}"] = len(holder)
         for key, value in _items(holder):
@@ -54,7 +56,7 @@ class Contents:
     """What modules hold, and what their lists, dicts and objects hold, to be put back."""
 
     def __init__(self, modules: Modules) -> None:
-        holders = [holder for _, holder, _ in _holders(modules)]
+        holders = [holder for _, holder, _ in _holders(modules, code=True)]
         self._dicts = [(holder, dict(holder)) for holder in holders if type(holder) in _DICTS]
         self._lists = [(holder, list(holder)) for holder in holders if type(holder) in (list, deque)]
         self._sets = [(holder, set(holder)) for holder in holders if type(holder) is set]
@@ -73,18 +75,20 @@ class Contents:
             holder.extend(before)
 
 
-def _holders(modules: Modules) -> Iterator[tuple[str, Any, bool]]:
+def _holders(modules: Modules, *, code: bool) -> Iterator[tuple[str, Any, bool]]:
     """The prefix of names in each collection, the collection, and whether its length is a setting."""
-    seen: set[Any] = set()
+    seen: set[Any] | None = set() if code else None  # the classes and functions that have been read
     for name, module in modules:
         prefix = f"{name}." if name else ""
         yield from _inside(prefix, vars(module), _DEPTH, seen, is_list=False)
-        if type(module) not in seen:
+        if seen is not None and type(module) not in seen:
             seen.add(type(module))
             yield from _inside(f"{type(module).__name__}.", constants_of(type(module)), _DEPTH, seen, is_list=False)
 
 
-def _inside(prefix: str, holder: Any, depth: int, seen: set[Any], *, is_list: bool) -> Iterator[tuple[str, Any, bool]]:
+def _inside(
+    prefix: str, holder: Any, depth: int, seen: set[Any] | None, *, is_list: bool
+) -> Iterator[tuple[str, Any, bool]]:
     yield prefix, holder, is_list
     for key, value in _items(holder) if depth else ():
         if key in _OF_TORCH or is_plain(value) or isinstance(value, (Tensor, nn.Module, ModuleType)):
@@ -94,7 +98,7 @@ def _inside(prefix: str, holder: Any, depth: int, seen: set[Any], *, is_list: bo
             yield from _inside(f"{prefix}{key}.", part, depth - 1, seen, is_list=is_collection)
 
 
-def _parts(value: Any, seen: set[Any]) -> Iterator[Any]:
+def _parts(value: Any, seen: set[Any] | None) -> Iterator[Any]:
     """The collections that a value consists of; of each function once."""
     if isinstance(value, (list, tuple, deque, set, frozenset, dict)):
         yield value
@@ -102,12 +106,10 @@ def _parts(value: Any, seen: set[Any]) -> Iterator[Any]:
         yield value.func, value.args, value.keywords
     elif isinstance(value, MethodType):
         yield value.__func__, value.__self__
-    elif isinstance(value, type):
-        yield constants_of(value)
-    elif isinstance(value, FunctionType):
-        if value not in seen and not of_library(value):
+    elif isinstance(value, (FunctionType, type)):
+        if seen is not None and value not in seen and not of_library(value):
             seen.add(value)
-            yield read_by(value)
+            yield constants_of(value) if isinstance(value, type) else read_by(value)
     elif not of_library(type(value)) or not (callable(value) or isinstance(value, Graph)):
         yield from attributes_of(value)
 
