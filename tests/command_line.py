@@ -9,8 +9,6 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from unittest.mock import patch
 
-from freewheel.cli._app import command_line
-
 CACHE = os.path.join(tempfile.gettempdir(), f"freewheel-tests-{os.getpid()}")  # no other worker writes there
 TERMINAL = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
 
@@ -28,6 +26,8 @@ class Result:
 
 def freewheel(*arguments: str, columns: int = 120) -> Result:
     """What `freewheel ARGUMENTS` prints, and its exit code."""
+    from freewheel.cli._app import command_line  # which needs more than torch, as not all tests here do
+
     out, err = io.StringIO(), io.StringIO()
     env = {
         "XDG_CACHE_HOME": CACHE,

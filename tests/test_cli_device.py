@@ -10,14 +10,17 @@ import torch.nn.functional as F
 
 from command_line import freewheel, good
 from freewheel._config import RunConfig
+from spread import exhaustive, needs_cuda
+
+pytest.importorskip("cyclopts")
 from freewheel.cli._compiling import choose_compiling
 from freewheel.cli._settings import resolve
 from freewheel.cli._train_options import TrainOptions
-from spread import exhaustive, needs_cuda
 
 
 @needs_cuda
 def test_the_command_line_chooses_and_says_so(tmp_path):
+    pytest.importorskip("sklearn")
     brief = ("train", "--epochs", "1", "--limit", "300", "--at", "pool", "--threads", "1", "--device", "cuda")
     lines = good(*brief, "--save", str(tmp_path / "a.pt")).splitlines()
     assert any(line.startswith("data     digits: ") and line.endswith(", on cuda:0 (0 MB)") for line in lines)

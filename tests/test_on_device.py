@@ -86,6 +86,7 @@ def test_a_whole_data_set_on_a_device():
 
 @needs_cuda
 def test_a_whole_data_set_on_a_gpu():
+    pytest.importorskip("sklearn")
     here, there = data.load("digits", augment=True), data.load("digits", augment=True, device="cuda")
     for a, b in ((here.train, there.train), (here.test, there.test)):
         assert all(torch.equal(x, u.cpu()) for (x, _), (u, _) in zip(a, b, strict=True))
@@ -229,6 +230,7 @@ def test_the_stream_of_the_caller_is_that_of_the_stages(runtime):
 @needs_cuda
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_resident_set_trains_as_its_copy_on_the_cpu_does(runtime, tmp_path):
+    pytest.importorskip("sklearn")
     results = []
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
