@@ -260,6 +260,17 @@ def test_a_process_that_ends_loses_its_contenders_alone(inline, monkeypatch: pyt
     assert all(row["seconds"] > 0 for row in rows if row["kind"] == "freewheel")
 
 
+def test_a_worker_that_builds_for_too_long_leaves_the_others_their_turns(inline, monkeypatch: pytest.MonkeyPatch):
+    def ready(connections, timeout):
+        assert timeout <= _gpu.BUILT * 100
+        return [each for each in connections if each.kind == "freewheel"]
+
+    monkeypatch.setattr(_gpu, "wait", ready)
+    rows = _gpu.gpu(device="cpu", repeats=1, limit=100, log=lambda _: None)["cases"][0]["rows"]
+    assert {row["error"] for row in rows if row["kind"] == "PyTorch"} == {"left out: building took too long"}
+    assert all(row["seconds"] > 0 for row in rows if row["kind"] == "freewheel")
+
+
 @exhaustive
 def test_the_end_of_a_process_is_noticed():
     worker = Worker(TINY, "PyTorch", "cpu")

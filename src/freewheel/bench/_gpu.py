@@ -29,7 +29,8 @@ DEVICES = ("cuda", "cpu")
 TURNS = 2  # of each contender in a round
 SECONDS = 0.8  # of a turn, roughly
 LIMIT = 520.0  # seconds
-BUILDING = 0.6  # of the limit: what is not built by then is left out
+BUILDING = 0.6  # of the limit: what is not begun to be built by then is left out
+BUILT = 0.75  # of the limit: who is still building then is left out, so that the others have their turns
 MIB = 1 << 20
 
 
@@ -70,7 +71,7 @@ def gpu(
     run = _Rounds(chosen, device, started + limit, log)
     try:
         run.prepare()
-        run.build(started + BUILDING * limit)
+        run.build(started + BUILDING * limit, started + BUILT * limit)
         for repeat in range(repeats):
             run.round(f"round {repeat + 1} of {repeats}")
     except KeyboardInterrupt:
@@ -114,13 +115,13 @@ class _Rounds:
                     self._row(worker, name)
                 self._tell(worker, f"{len(names)} contenders")
 
-    def build(self, deadline: float) -> None:
-        """Build all contenders, all workers at once."""
+    def build(self, deadline: float, end: float) -> None:
+        """Build all contenders, all workers at once; none is begun after the deadline, or waited for after the end."""
         for worker in self._workers:
             worker.send("build", deadline)
         building = {worker.connection: worker for worker in self._workers}
         while building:
-            answering = wait(list(building), max(0.0, self._deadline - time.monotonic()))
+            answering = wait(list(building), max(0.0, end - time.monotonic()))
             for worker in [worker for connection, worker in building.items() if connection in answering]:
                 answer = worker.receive(self._deadline)
                 if answer is None or isinstance(answer, Failed):
@@ -129,7 +130,9 @@ class _Rounds:
                 else:
                     self._built(worker, *answer)
             if not answering:
-                raise TimeoutError
+                for worker in building.values():
+                    self._lose(worker, Failed("left out: building took too long"))
+                return
 
     def _built(self, worker: Worker, name: str, extra: Memory | Failed) -> None:
         row = self._row(worker, name)
