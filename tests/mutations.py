@@ -97,6 +97,10 @@ MUTATIONS = [
         "pass",
     ),
     Mutation(
+        "graph-begins-before-the-caller", "runtime/_capture.py", "        self.stream.wait_stream(self.caller)\n", ""
+    ),
+    Mutation("graph-failed-capture-stays", "runtime/_recording.py", "torch._C._cuda_endAllocateToPool(", "print("),
+    Mutation(
         "graph-one-slot-too-few",
         "runtime/_graph.py",
         "    own = max(schedule.delays) + 1\n",

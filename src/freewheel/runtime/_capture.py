@@ -78,8 +78,12 @@ class CapturingLauncher(DrawingLauncher):
     def connect(
         self, inputs: Channel | None, targets: Channel | None, on_loss: Callable[[int, Tensor, int], None]
     ) -> None:
-        """Say where the stage's inputs and targets come from and its losses go to, when the script is repeated."""
+        """Say where the stage's inputs and targets come from and its losses go to, when the script is repeated.
+
+        The stage begins after what the caller has launched: weights and whatever else a resumed run has loaded.
+        """
         self._inputs, self._targets, self._on_loss = inputs, targets, on_loss
+        self.stream.wait_stream(self.caller)
 
     def check_unchanged(self) -> None:
         """Reject a stage that has been changed since its functions were captured."""

@@ -24,11 +24,10 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Any, what: str) -> Iterator[Non
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 yield
+                graph.capture_end()
             except BaseException:
-                with suppress(RuntimeError):
-                    graph.capture_end()
+                _give_up(graph, pool)
                 raise
-            graph.capture_end()
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise NotCapturedError(
@@ -38,3 +37,14 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Any, what: str) -> Iterator[Non
     finally:
         if collects:
             gc.enable()
+
+
+def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    """End a capture that has failed.
+
+    torch 2.11 keeps the allocator in it (pytorch#180395): nothing that two streams have used would be freed any more.
+    """
+    with suppress(RuntimeError):
+        graph.capture_end()
+    with suppress(RuntimeError):  # it has left it
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
