@@ -11,6 +11,8 @@ from torch import nn
 import freewheel as fw
 from checkpoints import resume, saved_at
 from freewheel.credit import _dual_stage
+from freewheel.stage import Launcher, NotYetError
+from freewheel.tangents import CountedTangents, PendingBatch
 from rows import batches, same_bits, tensors, trainer
 from spread import exhaustive
 
@@ -85,3 +87,20 @@ def test_resumes(tmp_path):
     again = resume(path, stages(), method, runtime="threads", optimizer=SGD, compile=True)
     again.fit(batches(8), epochs=2)
     assert same_bits(tensors(*begun.stages), tensors(*again.stages))
+
+
+def test_a_capture_neither_copies_a_scale_nor_compiles():
+    """A scale may change with the epoch, when the forward has long been captured with another one."""
+    launcher, weight = Launcher(), nn.Parameter(torch.zeros(2, 3))
+    counted = CountedTangents(fw.Forward(), (3, 0), [weight], {}, torch.device("cpu"), lambda: launcher)
+    for call in (
+        lambda: counted.given(PendingBatch(5, (0.5,)), 0),
+        lambda: counted.draw_all(PendingBatch(5, (1.0,)), [0]),
+    ):
+        launcher.captures = True
+        with pytest.raises(NotYetError):
+            call()
+        launcher.captures = False
+        call()
+        launcher.captures = True
+        call()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from freewheel.stage import Launcher
+from freewheel.stage import Launcher, NotYetError
 from freewheel.tangents._compiled import compiled_function
 from freewheel.tangents._options import TangentOptions
 from freewheel.tangents.distributions import find_distribution
@@ -57,6 +57,7 @@ class CountedTangents:
         if not set(scale) - {0.0, 1.0}:
             return seeds
         if scale not in self._scales:
+            self._check_not_captured()
             self._scales[scale] = torch.tensor(scale, device=self._device)
         return [*seeds, self._scales[scale]]
 
@@ -73,10 +74,16 @@ class CountedTangents:
             given = self.given(pending, number)
             key = trained, len(given)
             if key not in self._compiled:
+                self._check_not_captured()
                 self._compiled[key] = compiled_function(self.drawer(trained), given)
             drawn = dict(zip(trained, self._compiled[key](given)))
             out |= {(number, p): {i: us[p] for i, us in drawn.items()} for p in range(self._count)}
         return out
+
+    def _check_not_captured(self) -> None:
+        """Leave copies from the host and compiling to a call that is not captured: a graph cannot have them."""
+        if self._launcher().captures:
+            raise NotYetError
 
     def draw(self, seeds: Sequence[Tensor], scale: Tensor | None, index: int) -> Tensor:
         """Draw the tangents of a parameter, stacked."""
