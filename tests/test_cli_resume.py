@@ -12,6 +12,7 @@ import torch
 
 import freewheel as fw
 from freewheel.checkpoint import _writer, finished
+from freewheel.runs import take_lock
 from test_cli_train import good, run, same
 
 BRIEF = ("--epochs", "3", "--limit", "200", "--threads", "1", "--stages", "2", "--no-compare", "-q")
@@ -99,3 +100,35 @@ def test_folders_are_checked(tmp_path):
     assert f"config.toml was changed after the run began; undo that, or begin a new run with --config {config}" in (
         result.stderr
     )
+
+
+def test_a_name_with_a_space_is_quoted_in_what_is_to_be_typed(tmp_path):
+    """It can be copied into a shell."""
+    folder = tmp_path / "my run"
+    said = good(*BRIEF[:-1], "--run-dir", str(folder))
+    assert f"repeat   freewheel train --config '{folder}/config.toml'\n" in said
+    assert f"freewheel report '{folder}' draws it" in said
+    assert f"continue it with --resume '{folder}', or" in run("--run-dir", str(folder)).stderr
+    shutil.rmtree(folder / "checkpoints")
+    assert f"--config '{folder}/config.toml' begins it anew" in run("--resume", str(folder)).stderr
+    (folder / "config.toml").write_text("epochs = 4\n")
+    assert f"begin a new run with --config '{folder}/config.toml'\n" in run("--resume", str(folder)).stderr
+
+
+def test_a_run_that_is_going_on_is_not_resumed(tmp_path):
+    """Nor are its checkpoints read, which it removes one after the other."""
+    folder = tmp_path / "run"
+    good(*BRIEF, "--run-dir", str(folder))
+    for file in folder.glob("checkpoints/*/stage-0.pt"):
+        file.unlink()
+    with take_lock(folder):
+        result = run("--resume", str(folder))
+    assert result.stderr == f"error: {folder}: this run is going on in another process; wait for it, or stop it\n"
+
+
+def test_a_run_whose_checkpoints_were_never_finished_begins_anew(tmp_path):
+    folder = tmp_path / "run"
+    good(*BRIEF, "--run-dir", str(folder))
+    for path in finished(folder / "checkpoints"):
+        shutil.rmtree(path)
+    assert f"--config {folder}/config.toml begins it anew" in run("--resume", str(folder)).stderr

@@ -12,6 +12,7 @@ from freewheel.cli._config import NAME, read_config
 from freewheel.cli._job import prepare
 from freewheel.cli._options import OPTIONS, declare
 from freewheel.cli._output import check_file, print_line, write_json
+from freewheel.cli._places import resumes
 from freewheel.cli._settings import resolve
 from freewheel.cli._train_options import TrainOptions
 from freewheel.runs import WEIGHTS, Run, newest_run
@@ -42,7 +43,7 @@ def _score(run: Run, data_root: Path | None, device: str) -> tuple[Score, str]:
         raise ValueError(f"{run.folder}: that is a folder of several runs; name one of them: {names}")
     weights = run.folder / WEIGHTS
     if not weights.is_file():
-        advice = "wait until it ends" if run.status == "running" else f"go on with it: --resume {run.folder}"
+        advice = "wait until it ends" if run.status == "running" else f"go on with it: {resumes(run.folder)}"
         raise FileNotFoundError(f"{run.folder}: there is no {WEIGHTS}, since the run has not ended; {advice}")
     stored = read_config(run.folder / NAME, "config")
     options = TrainOptions(**{**stored, "runtime": None, "device": device, "compile": False})

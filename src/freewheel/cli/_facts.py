@@ -10,6 +10,7 @@ from typing import Any
 
 import freewheel
 from freewheel.cli._job import Job
+from freewheel.cli._places import anew
 from freewheel.cli._train_options import TrainOptions
 from freewheel.runs import facts_of
 
@@ -39,13 +40,14 @@ def summary_facts(job: Job) -> dict[str, Any]:
 
 def run_facts(job: Job, config: Path | None) -> dict[str, Any]:
     """What the folder of the run says of it."""
-    repeat = None if config is None else _repeats(config)
+    repeat = None if config is None else repeats(config)
     known = {"freewheel": freewheel.__version__, "command": typed(), "repeat": repeat}
     return {**job_facts(job), **known, "epochs": job.settings.options.epochs}
 
 
-def _repeats(config: Path) -> str:
-    return f"freewheel train --config {shlex.quote(str(config))}"
+def repeats(config: Path) -> str:
+    """The command that repeats the run with this config."""
+    return f"freewheel train {anew(config)}"
 
 
 def typed() -> str:
@@ -58,7 +60,7 @@ def several_facts(options: TrainOptions, config: Path, names: list[str]) -> dict
     return {
         "freewheel": freewheel.__version__,
         "command": typed(),
-        "repeat": _repeats(config),
+        "repeat": repeats(config),
         "arguments": asdict(options),
         "method": {"name": options.method},
         "data": {"name": options.data},

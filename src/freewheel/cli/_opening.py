@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from freewheel.cli._end import describe_end, describe_runs
+from freewheel.cli._facts import repeats
 from freewheel.cli._job import Job
 from freewheel.cli._output import plural
 from freewheel.cli._plan import locks
@@ -45,7 +46,7 @@ def opening(job: Job, recorded: Recorded, several: TrainOptions | None = None) -
         yield f"resume   {options.resume}: the run {left}"
     yield from recorded.describe() if several is None else _folder_of_all(several)
     if recorded.config is not None:
-        yield f"repeat   freewheel train --config {recorded.config}"
+        yield f"repeat   {repeats(recorded.config)}"
     yield ""
     if settings.method.planned and not options.balance:  # otherwise the cut was not measured here
         yield str(job.stages.report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,16 @@ def stored_checkpoints(folder: Path) -> Path:
         return folder
     arguments: dict[str, Any] = json.loads((folder / FACTS).read_text(encoding="utf-8")).get("arguments") or {}
     return folder / CHECKPOINTS if arguments.get("save_to") is None else Path(arguments["save_to"])
+
+
+def resumes(folder: Path) -> str:
+    """The option that continues the run in this folder, as a shell takes it."""
+    return f"--resume {shlex.quote(str(folder))}"
+
+
+def anew(config: Path) -> str:
+    """The option that begins the run with this config anew, as a shell takes it."""
+    return f"--config {shlex.quote(str(config))}"
 
 
 def resumed_places(folder: Path) -> dict[str, Path]:
@@ -91,7 +102,7 @@ def _check_new(folder: Path) -> None:
         raise NotADirectoryError(f"--run-dir {folder}: that is a file, give a folder")
     if is_run(folder):
         raise ValueError(
-            f"--run-dir {folder}: there is a run already; continue it with --resume {folder}, or name another folder"
+            f"--run-dir {folder}: there is a run already; continue it with {resumes(folder)}, or name another folder"
         )
 
 
@@ -125,6 +136,6 @@ def _check_folder(folder: Path, options: TrainOptions) -> None:
     folders = [folder / name for name in run_names(options)] or [folder]
     if options.resume is None and any(each.is_dir() and finished(each) for each in folders):
         raise ValueError(
-            f"--save-to {folder}: there are checkpoints of an earlier run; continue it with --resume {folder}, or name "
+            f"--save-to {folder}: there are checkpoints of an earlier run; continue it with {resumes(folder)}, or name "
             "another folder"
         )

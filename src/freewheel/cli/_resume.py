@@ -7,13 +7,13 @@ from typing import Any
 
 from cyclopts import App, ArgumentCollection, Token
 
-from freewheel.checkpoint import find
+from freewheel.checkpoint import find, finished
 from freewheel.cli._config import NAME, PATHS, is_unchanged, merge, read_config
 from freewheel.cli._method_options import complete_options, write_value
 from freewheel.cli._options import flag
-from freewheel.cli._places import resumed_places, stored_checkpoints
+from freewheel.cli._places import anew, resumed_places, stored_checkpoints
 from freewheel.cli._recipe import recipe_defaults
-from freewheel.runs import Run, is_run
+from freewheel.runs import Run, is_run, take_lock
 from freewheel.runtime import is_one_of_several
 from freewheel.trainer import History
 
@@ -54,12 +54,10 @@ def options_of_run(folder: Path, typed: dict[str, Any]) -> dict[str, Any]:
     if not is_unchanged(path):
         raise ValueError(
             f"--resume {folder}: {NAME} was changed after the run began; undo that, or begin a new run with "
-            f"--config {path}"
+            f"{anew(path)}"
         )
-    if is_run(folder) and not (run := Run.open(folder)).children and not stored_checkpoints(run.folder).is_dir():
-        raise FileNotFoundError(
-            f"--resume {folder}: that run has no checkpoints to go on from; --config {path} begins it anew"
-        )
+    if is_run(folder):
+        _check_run(folder)
     stored = {**read_config(path, "--resume"), **resumed_places(folder)}
     if is_one_of_several():
         stored.pop("runtime", None)  # the way it is started now decides
@@ -68,6 +66,17 @@ def options_of_run(folder: Path, typed: dict[str, Any]) -> dict[str, Any]:
             came, has = (write_value(each).removesuffix(",") for each in (value, stored.get(name)))
             raise ValueError(f"{flag(name)} {came} with --resume {folder}: that run has {has}; leave it out")
     return stored
+
+
+def _check_run(folder: Path) -> None:
+    """Refuse a run that is going on, or has nothing to go on from."""
+    if not is_one_of_several():
+        take_lock(folder).close()
+    checkpoints = stored_checkpoints(folder)
+    if not Run.open(folder).children and not (checkpoints.is_dir() and finished(checkpoints)):
+        raise FileNotFoundError(
+            f"--resume {folder}: that run has no checkpoints to go on from; {anew(folder / NAME)} begins it anew"
+        )
 
 
 def _comparable(name: str, value: Any, stored: dict[str, Any]) -> Any:
