@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import torch
+from torch import Tensor, nn
 
 from freewheel.cli._config import NAME, read_config
 from freewheel.cli._job import prepare
@@ -49,5 +52,25 @@ def _score(run: Run, data_root: Path | None, device: str) -> tuple[Score, str]:
     options = TrainOptions(**{**stored, "runtime": None, "device": device, "compile": False})
     options = replace(options, data_root=data_root or options.data_root, run=False, compare=False, quiet=True)
     job = prepare(resolve(options))
-    job.trainer.model().load_state_dict(torch.load(weights, map_location=device, weights_only=True))
+    _load(job.trainer.model(), weights, device, options.model)
     return job.trainer.evaluate(job.data.test), job.data.things
+
+
+def _load(model: nn.Module, path: Path, device: str, name: str | None) -> None:
+    """Load the trained weights; refuses a damaged file, and one for another network."""
+    try:
+        weights = torch.load(path, map_location=device, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError):
+        raise ValueError(f"{path}: that is not what Freewheel has written; restore it, or train again") from None
+    own = model.state_dict()
+    other = next((key for key in {**own, **weights} if _shape(own, key) != _shape(weights, key)), None)
+    if other is not None:
+        raise ValueError(
+            f"{path}: {other} is {_shape(weights, other)} there and {_shape(own, other)} in {name} as it is now; undo "
+            "what has changed since the training"
+        )
+    model.load_state_dict(weights)
+
+
+def _shape(weights: Mapping[str, Tensor], name: str) -> str:
+    return str(tuple(weights[name].shape)) if name in weights else "missing"
