@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -155,3 +157,19 @@ def test_where_the_page_goes(tmp_path):
 
 def test_a_moment_is_told_in_utc():
     assert moment("2026-03-01T23:30:12-02:00") == "2026-03-02 01:30 UTC"
+
+
+def test_a_page_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    """Not the new file that was to take its place."""
+    folder = tmp_path / "run"
+    with fw.RunRecorder(folder) as recorder:
+        recorder.finish()
+    out = tmp_path / "page.html"
+
+    def full(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert freewheel("report", str(folder), "--out", str(out)).stderr == (
+        f"error: {out}: it cannot be written (Read-only file system)\n"
+    )

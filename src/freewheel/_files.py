@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path, part: Path | None = None) -> Iterator[None]:
     """Context in which a file is written: an error of the system, such as a full disk, names it.
+
+    Args:
+        path: The file.
+        part: The new file that takes its place, if there is one: it is not named.
 
     Example:
         >>> with writing(Path("weights.pt")):
@@ -24,7 +28,9 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:
         cause = error.__context__ if isinstance(error, RuntimeError) else error  # torch.save says something else of it
-        if not isinstance(cause, OSError) or cause.filename is not None or cause.strerror is None:
+        if not isinstance(cause, OSError) or cause.strerror is None:
+            raise
+        if cause.filename is not None and cause.filename != str(part):
             raise
         raise type(cause)(f"{path}: it cannot be written ({cause.strerror})") from None
 
@@ -38,11 +44,12 @@ def replacing(path: Path) -> Iterator[Path]:
         return
     part = path.with_name(f".{os.getpid()}-{path.name}")
     try:
-        with writing(path):
+        with writing(path, part):
             yield part
-        part.replace(path)
+            part.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # the first error is the one to tell
+            part.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

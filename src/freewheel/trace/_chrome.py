@@ -46,7 +46,9 @@ def read_chrome(path: Path) -> tuple[list[TraceEvent], dict[str, Any]]:
         stages = len(meta["rows"])
         events = [_event(entry, stages) for entry in content["traceEvents"] if entry["ph"] == "X"]
     except (ValueError, KeyError, TypeError, EOFError, OSError, zlib.error):
-        raise ValueError(f"{path}: that is not a whole trace that Freewheel has written") from None
+        raise ValueError(
+            f"{path}: that is not a whole trace that Freewheel has written; remove it, or record it again"
+        ) from None
     return sorted(events, key=lambda event: (event.begin, event.end)), meta
 
 
