@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from freewheel.reproduce.jobs import Context, Job
-from freewheel.runtime import end_with_caller, worker_context
+from freewheel.runtime import end_with_caller, unblock_interrupts, worker_context
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,7 @@ def _work(task: Task, connection: Connection) -> None:
     os.setpgrp()
     end_with_caller()
     try:
+        unblock_interrupts()
         connection.send(_carried_out(task, connection.send))
     except KeyboardInterrupt:
         return

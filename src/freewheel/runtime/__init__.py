@@ -41,6 +41,7 @@ from freewheel.runtime._workers import (
     end_with_caller as end_with_caller,
     end_workers as end_workers,
     run_worker as run_worker,
+    unblock_interrupts as unblock_interrupts,
     worker_context as worker_context,
     worker_name as worker_name,
 )

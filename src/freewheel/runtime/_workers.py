@@ -29,12 +29,29 @@ def worker_name(rank: int) -> str:
 
 
 def worker_context() -> Any:
-    """The start method of workers: from a server process that has torch loaded, where the system has that."""
+    """The start method of workers: from a server process that has torch loaded, where the system has that.
+
+    Ctrl-C on a terminal goes to every process on it. The server would end if it came while torch is loading, and a
+    worker while it loads the script, so SIGINT is blocked in both: see `unblock_interrupts`.
+    """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
+    from multiprocessing import forkserver, resource_tracker  # other systems do not have them
+
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["freewheel", "torch._dynamo"])  # optimizers load the latter when they are made
+    resource_tracker.ensure_running()  # unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
+
+
+def unblock_interrupts() -> None:
+    """Let a worker process hear Ctrl-C, also one that came before."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def run_worker(work: Callable[[], int]) -> None:
