@@ -31,6 +31,7 @@ QUICK_EPOCHS = 4
 QUICK_BATCH = 64
 QUICK_STEP_SIZES = 2
 QUICK_TARGET = 0.5
+PLACES = 4  # of percentages: one of 50,000 images is 0.002 %
 Watch = Callable[[Trainer, Data], Callback]
 
 
@@ -181,7 +182,7 @@ class Attempt:
                 save_to=self._checkpoints,
             )
         except (FloatingPointError, StageError) as error:
-            if "loss" not in str(error):
+            if not isinstance(error.__cause__ or error, FloatingPointError):
                 raise
             return {"validation": 0.0, "diverged": True}, False
         if history.interrupted and not (history.epochs and history.epochs[-1].epoch + 1 == recipe.epochs):
@@ -189,7 +190,7 @@ class Attempt:
             return None, True
         found = measures(history, recipe.target)
         if data.validation is not None:
-            found["validation"] = 100 * (trainer.evaluate(data.validation).metric or 0.0)
+            found["validation"] = percent(trainer.evaluate(data.validation).metric)
         return {**found, "runtime": str(trainer.runtime.name)}, history.interrupted
 
     def _forget_drained(self, trainer: Trainer) -> None:
@@ -253,23 +254,34 @@ def _seconds(manifest: Manifest) -> float:
     return fit.seconds + sum(epoch.seconds for epoch in History.from_dict(fit.history).epochs)
 
 
+def percent(share: float | None) -> float:
+    """An accuracy in percent, without the rounding errors by which means over batches differ from each other.
+
+    Example:
+        >>> percent(0.9500000001), percent(0.9499999999)
+        (95.0, 95.0)
+    """
+    return round(100 * (share or 0.0), PLACES)
+
+
 def measures(history: History, target: float | None) -> dict[str, Any]:
     """What a table may have of a training; accuracies are in percent, seconds include the scoring."""
-    curve = [100 * (metric or 0.0) for metric in history.metrics]
+    curve = [percent(metric) for metric in history.metrics]
+    errors = [round(100 - value, PLACES) for value in curve]
     clock = list(accumulate(epoch.seconds for epoch in history.epochs))
     best = max(range(len(curve)), key=curve.__getitem__)
     reached = None if target is None else history.time_to(target)
     return {
         "best": curve[best],
         "last": curve[-1],
-        "error": 100 - curve[-1],
+        "error": errors[-1],
         "epochs": best + 1,
         "seconds": clock[best],
         "target_epochs": None if reached is None else reached.epochs,
         "target_seconds": None if reached is None else reached.seconds,
         "images/s": statistics.median(epoch.images_per_second for epoch in history.epochs),
         "curve": curve,
-        "errors": [100 - value for value in curve],
+        "errors": errors,
         "clock": clock,
         "losses": history.losses,
     }

@@ -1,0 +1,64 @@
+"""What `freewheel reproduce` makes of a training: its numbers, and what is a divergence."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import freewheel as fw
+from freewheel.recipes import Recipe
+from freewheel.reproduce._networks import DIGITS_NET, Source
+from freewheel.reproduce.jobs import Context, Training, training
+
+RECIPE = Recipe(
+    name="tiny",
+    paper="tiny",
+    source="here",
+    methods=("bp",),
+    data=("digits",),
+    models=("digits-cnn",),
+    epochs=1,
+    batch_size=32,
+    lr=0.05,
+)
+FEW = Source(title="digits", name="digits", options=(("train_limit", 128), ("test_limit", 64)))
+
+
+@pytest.mark.parametrize(("method", "k"), [(fw.BP(), 1), (fw.FDG(), 2), (fw.AsyncLU(), 1)])
+def test_only_an_infinite_loss_is_a_divergence(method, k, monkeypatch):
+    """Any error with the word loss in it was one, and was kept as the result of the job."""
+
+    def infinite(output, target):
+        return torch.nn.functional.cross_entropy(output, target) * float("inf")
+
+    def broken(output, target):
+        raise RuntimeError("nll_loss is not implemented here")
+
+    job = Training(net=DIGITS_NET, source=FEW, recipe=RECIPE, method=method, k=k)
+    monkeypatch.setattr(training, "F", SimpleNamespace(cross_entropy=infinite))
+    assert job.run(Context(), 0)["diverged"]
+    monkeypatch.setattr(training, "F", SimpleNamespace(cross_entropy=broken))
+    with pytest.raises(fw.StageError, match="nll_loss is not implemented here"):
+        job.run(Context(), 0)
+
+
+def test_equal_accuracies_are_equal_numbers():
+    """Means over batches differ by 1e-8: tables had "5.00 ± 9.4e-08", and a later epoch was the best one."""
+    epochs = [
+        fw.Epoch(
+            epoch=i,
+            batches=4 * i + 4,
+            samples=128,
+            loss=1.0,
+            validation=fw.Score(loss=1.0, metric=share, samples=360),
+            seconds=1.0,
+            images_per_second=128.0,
+            busy=(1.0,),
+            staleness=(0.0,),
+        )
+        for i, share in enumerate((0.5, 0.95, 0.95 + 2e-8))
+    ]
+    found = training.measures(fw.History(epochs), None)
+    assert (found["best"], found["last"], found["error"], found["epochs"]) == (95.0, 95.0, 5.0, 2)
