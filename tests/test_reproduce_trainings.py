@@ -9,7 +9,8 @@ import torch
 
 import freewheel as fw
 from freewheel.recipes import Recipe
-from freewheel.reproduce._networks import DIGITS_NET, Source
+from freewheel.reproduce._networks import DIGITS_NET, Net, Source
+from freewheel.reproduce.experiments._nets import NETS
 from freewheel.reproduce.jobs import Context, Training, training
 
 RECIPE = Recipe(
@@ -62,3 +63,30 @@ def test_equal_accuracies_are_equal_numbers():
     ]
     found = training.measures(fw.History(epochs), None)
     assert (found["best"], found["last"], found["error"], found["epochs"]) == (95.0, 95.0, 5.0, 2)
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize("name", ["ResNet-20", "ResNet-56", "WRN-28-10"])
+def test_stages_have_equal_numbers_of_layers(name, k):
+    """Norms, activations and pools were counted: the last of four stages of WRN-28-10 had no convolution."""
+    model = NETS[name].build(None, {}, 0)
+    stages = NETS[name].cut(model, None, k, "cpu")
+    layers = [[model.get_submodule(layer) for layer in names] for names in stages.report.names]
+    sizes = [sum(any(p.dim() > 1 for p in layer.parameters()) for layer in each) for each in layers]
+    assert len(sizes) == k
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_network_with_nested_blocks_is_cut():
+    """The layers within its residual blocks were miscounted, and MobileNetV2 could not stand for its relative."""
+    net = Net(title="MobileNetV2", model="mobilenet-v2")
+    model = net.build(None, {}, 0)
+    stages = net.cut(model, None, 4, "cpu")
+    assert len(stages) == 4
+    image = out = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        for module in (model, *stages):
+            module.eval()
+        for stage in stages:
+            out = stage(out)  # a cut within a residual block would pass two tensors on
+        assert out.equal(model(image))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from freewheel import data, models
 from freewheel.data import Data
@@ -100,7 +102,7 @@ class Net:
             "--data-root, the folder of `weights`"
         )
 
-    def build(self, root: Path | None, shapes: dict[str, Any], seed: int) -> torch.nn.Sequential:
+    def build(self, root: Path | None, shapes: dict[str, Any], seed: int) -> nn.Sequential:
         """Build it with the weights of this seed, and load the pretrained ones over them."""
         found = self.found(root)
         torch.manual_seed(seed)
@@ -110,8 +112,8 @@ class Net:
             models.load_pretrained(model, root / "weights" / found.file)
         return model
 
-    def cut(self, model: torch.nn.Sequential, root: Path | None, k: int, device: str) -> Stages:
-        """The network in k stages on a device: where the paper cuts it, or into as equal numbers of layers."""
+    def cut(self, model: nn.Sequential, root: Path | None, k: int, device: str) -> Stages:
+        """The network in k stages on a device: where the paper cuts it, or into equal numbers of layers."""
         model.to(device)
         if k == 1:
             return split(model, 1)
@@ -119,8 +121,7 @@ class Net:
         name = self.model if found is None else found.model
         if self.published and len(at := _published(name)) == k - 1:
             return split(model, at=at)
-        units = _units(model)
-        return split(model, balance=[units * (i + 1) // k - units * i // k for i in range(k)])
+        return split(model, at=_begins(model, k))
 
 
 def _published(name: str) -> tuple[str, ...]:
@@ -130,10 +131,22 @@ def _published(name: str) -> tuple[str, ...]:
         return ()
 
 
-def _units(model: torch.nn.Module) -> int:
-    """The number of layers, those of nested Sequentials counted singly."""
-    children = model.children()
-    return sum(_units(child) if isinstance(child, torch.nn.Sequential) else 1 for child in children)
+def _begins(model: nn.Sequential, k: int) -> list[str]:
+    """The layers at which the second and later of k stages begin, each with as many layers that have weight matrices.
+
+    A residual block counts once. Norms, activations and pools do not count, and stay with the layer before them.
+    """
+    layers = list(_layers(model))
+    heavy = [name for name, layer in layers if any(weight.dim() > 1 for weight in layer.parameters())]
+    names = heavy if len(heavy) >= k else [name for name, _ in layers]
+    return [names[len(names) * i // k] for i in range(1, k)]
+
+
+def _layers(model: nn.Sequential) -> Iterator[tuple[str, nn.Module]]:
+    """The layers by name, those of nested Sequentials singly, and a residual block as one."""
+    for name, child in model.named_children():
+        inner = _layers(child) if type(child) is nn.Sequential else [("", child)]
+        yield from ((f"{name}.{rest}" if rest else name, layer) for rest, layer in inner)
 
 
 DIGITS_NET = Net(title="digits-cnn", model="digits-cnn", small=True)
