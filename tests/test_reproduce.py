@@ -465,7 +465,11 @@ def test_the_command_prints_ours_beside_the_papers(tmp_path):
         (["fdg-table3", "--list"], "fdg-table3 with --list"),
         (["fdg-table3", "--jobs", "0"], "jobs"),
         (["fdg-table3"], "CIFAR-10: data set 'cifar10' is read from files: give --data-root"),
-        (["fdg-table3", "--data-root", "{here}"], "CIFAR-10: "),
+        (["fdg-table3", "--data-root", "{here}"], "there; or give another --data-root"),
+        (
+            ["fdg-table3", "--data-root", "{here}/no"],
+            "no is not a folder: give the one that holds cifar-10-batches-bin",
+        ),
         (["async-table6"], "IMDb: data set 'imdb' is read from files: give --data-root"),
     ],
 )

@@ -40,7 +40,12 @@ class Source:
         except ValueError as error:
             raise ValueError(f"{self.title}: {str(error).replace('pass root=', 'give --data-root')}") from error
         except FileNotFoundError as error:
-            raise FileNotFoundError(f"{self.title}: {error}; give --data-root, the folder that it is in") from error
+            text = str(error)
+            if root is not None and not root.is_dir():
+                text = text.replace("root ", "--data-root ", 1).replace(": pass ", ": give ", 1)
+            else:
+                text += "; or give another --data-root"
+            raise FileNotFoundError(f"{self.title}: {text}") from error
 
     def check(self, root: Path | None) -> None:
         """Refuse data that are not there."""
