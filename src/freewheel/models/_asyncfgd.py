@@ -35,7 +35,7 @@ def _activation(name: str) -> type[nn.Module]:
 def convs(*, activation: Activation = "relu", num_classes: int = 10, in_shape: CHW = (3, 32, 32)) -> nn.Sequential:
     """ConvS, table 8: one convolution and two linear layers.
 
-    The table's one-dimensional pool is a misprint of the two-dimensional one, and a flatten precedes fc1.
+    A flatten precedes fc1, which the table omits.
 
     Example:
         >>> list(convs()._modules)
