@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from freewheel.reproduce._figures import PAPERS
 from freewheel.reproduce._report import NOTHING, CellReport, Report, shown, shown_difference, shown_paper, shown_time
@@ -38,10 +39,17 @@ def of_runs(report: Report) -> str:
 
 
 def hardware(report: Report) -> str:
-    """The machine, in words."""
-    machine = report.machine
+    """The machines that have measured, in words, and when."""
+    found = [record["machine"] for record in report.records.values()] or [report.machine]
+    dates = sorted({machine["date"] for machine in found})
+    return (
+        " and ".join([*dict.fromkeys(map(_machine, found))]) + ", " + " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    )
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
     device = machine["processor" if machine["device"] == "cpu" else "device"]
-    return f"{device}, {machine['cores']} cores, PyTorch {machine['torch']}, {machine['date']}"
+    return f"{device}, {machine['cores']} cores, PyTorch {machine['torch']}"
 
 
 def few(names: Sequence[str]) -> str:

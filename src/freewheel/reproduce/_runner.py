@@ -176,7 +176,7 @@ def reproduce(
     context = Context(device=device, data_root=data_root, compile=compile)
     chosen = choose(experiment, cells, quick=quick)
     ready, replaced = prepare(chosen, context, quick=quick)
-    store = Store(run_dir, device)
+    store = Store(run_dir, device, compiled=compile)
     store.check()
     run = Run(
         experiment=experiment,

@@ -25,10 +25,11 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Store:
-    """The results in a folder, of one kind of device."""
+    """The results in a folder, of one kind of device, with compiled stages or without."""
 
     run_dir: Path
     device: str
+    compiled: bool = False
     _locks: dict[Path, IO[bytes]] = field(default_factory=dict, repr=False, compare=False)
 
     def check(self) -> None:
@@ -48,7 +49,7 @@ class Store:
 
     def work_folder(self, job: Job, seed: int) -> Path:
         """Where an unfinished job leaves what it needs."""
-        kind = self.device.partition(":")[0]
+        kind = self.device.partition(":")[0] + "-compiled" * self.compiled
         return self.run_dir / "reproduce-jobs" / f"{job.key}-{kind}" / f"seed-{seed}"
 
     def hold(self, job: Job, seed: int) -> bool:
