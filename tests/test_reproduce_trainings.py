@@ -9,6 +9,7 @@ import torch
 
 import freewheel as fw
 from freewheel.recipes import Recipe
+from freewheel.reproduce import EXPERIMENTS
 from freewheel.reproduce._networks import DIGITS_NET, Net, Source
 from freewheel.reproduce.experiments._nets import NETS
 from freewheel.reproduce.jobs import Context, Training, training
@@ -43,6 +44,14 @@ def test_only_an_infinite_loss_is_a_divergence(method, k, monkeypatch):
     monkeypatch.setattr(training, "F", SimpleNamespace(cross_entropy=broken))
     with pytest.raises(fw.StageError, match="nll_loss is not implemented here"):
         job.run(Context(), 0)
+
+
+def test_a_scaled_down_network_has_a_name_of_its_own():
+    """It was replaced by one of the same name: "LSTM for LSTM"."""
+    job = EXPERIMENTS["async-table6"].jobs[0]
+    small, replaced = job.quick()
+    assert "LSTM of 32 for LSTM" in replaced
+    assert small.title != job.title
 
 
 def test_equal_accuracies_are_equal_numbers():

@@ -155,7 +155,7 @@ def _layers(model: nn.Sequential) -> Iterator[tuple[str, nn.Module]]:
 
 
 DIGITS_NET = Net(title="digits-cnn", model="digits-cnn", small=True)
-ROWS_NET = Net(title="LSTM", model="lstm", options=(("hidden", 32),), small=True)
+ROWS_NET = Net(title="LSTM of 32", model="lstm", options=(("hidden", 32),), small=True)
 
 
 def on(values: Any, device: str) -> Any:
