@@ -469,6 +469,22 @@ MUTATIONS = [
     Mutation(
         "two-commands-train-the-same", "reproduce/_runner.py", "if not self.store.hold(job, seed):", "if not job.title:"
     ),
+    Mutation(
+        "any-error-about-a-loss-is-a-divergence",
+        "reproduce/jobs/training.py",
+        "if not isinstance(error.__cause__ or error, FloatingPointError):",
+        'if "loss" not in str(error):',
+    ),
+    Mutation(
+        "equal-accuracies-differ",
+        "reproduce/jobs/training.py",
+        "round(100 * (share or 0.0), PLACES)",
+        "100 * (share or 0.0)",
+    ),
+    Mutation(
+        "pools-count-as-layers", "reproduce/_networks.py", "if any(weight.dim() > 1", "if True or any(weight.dim() > 1"
+    ),
+    Mutation("compiled-is-not-compiled", "reproduce/_store.py", '"-compiled" * self.compiled', '""'),
 ]
 
 
