@@ -68,7 +68,8 @@ def test_headline_figures_are_those_of_the_files(run):
     assert figures["loss"]["value"] == final["score"]["loss"]
     assert figures["train_loss"]["text"] == f"{lines[-1]['loss']:.4f}"
     assert figures["epochs"]["value"] == len(lines)
-    assert figures["memory"]["value"] == final["memory"]["host"]
+    on_gpus = [each["allocated"] for each in final["memory"]["devices"].values()]
+    assert figures["memory"]["value"] == (sum(on_gpus) if on_gpus else final["memory"]["host"])
     slices = slices_of(run)
     computed = sum(end - begin for _, op, _, begin, end in slices if op.isupper())
     busy = computed / facts["stages"] / max(end for *_, end in slices)
