@@ -15,8 +15,6 @@ from torch import nn
 import freewheel as fw
 from spread import exhaustive
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-
 
 def train(
     model: nn.Sequential, data: fw.data.Data, method: fw.Method, *, epochs: int, lr: float, **cut: Any
