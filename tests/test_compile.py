@@ -248,6 +248,25 @@ def test_hooks_and_compiled_modules_are_refused() -> None:
     refused("module '0.cell' of .* an nn.LSTM", lambda layer: layer.add_module("cell", nn.LSTM(2, 2)))
 
 
+@pytest.mark.parametrize(
+    ("compiled", "given", "form"),
+    [
+        (False, {}, "foreach"),
+        (True, {}, "fused"),
+        (True, {"foreach": True}, "foreach"),
+        (True, {"lr": torch.tensor(0.1)}, None),
+    ],
+)
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_optimizers_of_compiled_stages_are_fused_unless_the_user_chose(optimizer, compiled, given, form) -> None:
+    """In one call other threads can run Python meanwhile; eager stages have the bits of torch's loop."""
+    made = trainer(network(2), "pipedream", compile=compiled, optimizer=partial(optimizer, **{"lr": 0.1, **given}))
+    for stage in made._stages:
+        assert [name for name in ("foreach", "fused") if stage.optimizer.param_groups[0][name]] == (
+            [form] if form else []
+        )
+
+
 @exhaustive
 def test_an_output_without_a_gradient_is_refused() -> None:
     class Two(nn.Module):
