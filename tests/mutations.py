@@ -485,6 +485,9 @@ MUTATIONS = [
         "pools-count-as-layers", "reproduce/_networks.py", "if any(weight.dim() > 1", "if True or any(weight.dim() > 1"
     ),
     Mutation("compiled-is-not-compiled", "reproduce/_store.py", '"-compiled" * self.compiled', '""'),
+    Mutation(
+        "gradients-as-they-come", "stage/_gradients.py", "return with_strides(gradient, weight)", "return gradient"
+    ),
 ]
 
 

@@ -18,6 +18,7 @@ from freewheel.stage import (
     Blueprint,
     SeededDraws,
     add,
+    align_gradient,
     factory_of,
     load_buffers,
     load_tensors,
@@ -51,7 +52,7 @@ class Auxiliary:
     def add_gradients(self, gradients: Gradients) -> None:
         """Add to the gradients of the next step."""
         for weight, gradient in zip(self.weights, gradients, strict=True):
-            weight.grad = add(weight.grad, gradient)
+            weight.grad = align_gradient(add(weight.grad, gradient), weight)
 
     def step(self) -> None:
         """Step the optimizer."""

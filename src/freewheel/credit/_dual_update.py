@@ -11,7 +11,7 @@ from freewheel.corrections import Gradients
 from freewheel.credit._dual_stage import DualStage
 from freewheel.credit._fused_update import STEPS, FusedUpdate
 from freewheel.plan import Unit
-from freewheel.stage import Blueprint, NotYetError, add, has_state
+from freewheel.stage import Blueprint, NotYetError, add, align_gradient, has_state
 from freewheel.tangents import Derivatives, Passed, PendingBatch
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class DualUpdateStage(DualStage):
         """Step the optimizer whenever the gradients are as large as the largest parameter."""
         held, largest = 0, max((p.numel() for p in self.weights.live), default=0)
         for index, weight in enumerate(self._directions.parameters):
-            weight.grad = self._directions.gradient(pending, derivatives, index)
+            weight.grad = align_gradient(self._directions.gradient(pending, derivatives, index), weight)
             held += 0 if weight.grad is None else weight.numel()
             if held >= largest:
                 self._step()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freewheel.stage import Blueprint, Stage, copied, homes
+from freewheel.stage import Blueprint, Stage, align_gradient, copied, homes
 
 Memory = dict[torch.dtype, Tensor]  # one flat tensor per type; weights and buffers are views of it
 
@@ -230,7 +230,7 @@ class Stepper:
         assert optimizer is not None
         self._schedules[layer.stage].advance(number, epoch)
         for weight, gradient in zip(self._weights[layer.index], gradients):
-            weight.grad = gradient
+            weight.grad = align_gradient(gradient, weight)
         optimizer.step()
         for weight in self._weights[layer.index]:
             weight.grad = None

@@ -20,8 +20,20 @@ def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
 
 
+def align_gradient(gradient: Tensor | None, weight: Tensor) -> Tensor | None:
+    """Return a gradient as `backward()` would store it, with the strides of its weight: fused optimizers rely on that.
+
+    Example:
+        >>> align_gradient(torch.ones(3, 2).t(), torch.zeros(2, 3)).stride()
+        (3, 1)
+    """
+    if gradient is None or gradient.layout is not torch.strided:
+        return gradient
+    return with_strides(gradient, weight)
+
+
 def with_strides(tensor: Tensor, weight: Tensor) -> Tensor:
-    """Return a tensor with the strides of a weight of its shape; fused optimizers need gradients and states so."""
+    """Return a tensor with the strides of a weight of its shape."""
     if tensor.stride() == weight.stride():
         return tensor
     return torch.empty_like(weight, dtype=tensor.dtype).copy_(tensor)

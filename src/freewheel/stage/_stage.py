@@ -16,7 +16,7 @@ from freewheel.plan import CLIP, NORMS, SHARE, Op, Unit
 from freewheel.stage._blueprint import Blueprint
 from freewheel.stage._compiled import CompiledFunction
 from freewheel.stage._copies import copied
-from freewheel.stage._gradients import add, with_strides
+from freewheel.stage._gradients import add, align_gradient
 from freewheel.stage._held import Holders
 from freewheel.stage._hooks import check_hooks, gradient_hooks, with_hooks
 from freewheel.stage._launch import Launcher
@@ -74,7 +74,7 @@ class Stage(ABC):
         self.first_batch, self.epoch, self.version, self.losses = batches_before, epochs_before, 0, []
         self.weights, self.gradient_norm = self._make_weights(), None
         self.corrections.fixed = self.launch.fixed
-        if self.optimizer is not None and self.device.type == "cuda":
+        if self.optimizer is not None:
             align_state(self.optimizer)
         self._edits = True
         if self._compute is not None:
@@ -228,7 +228,7 @@ class Stage(ABC):
             if self.collects:
                 gradients = [add(weight.grad, g) for weight, g in zip(live, gradients)]
             for weight, gradient in zip(live, gradients):
-                weight.grad = gradient
+                weight.grad = align_gradient(gradient, weight)
             self.collects = step.skip
             if not step.skip:
                 self._clip()
@@ -253,9 +253,6 @@ class Stage(ABC):
         """Step the optimizer and clear the gradients."""
         if self.optimizer is None:
             return
-        for weight in self.weights.live:
-            if weight.is_cuda and weight.grad is not None and weight.grad.layout is torch.strided:
-                weight.grad = with_strides(weight.grad, weight)
         with self.launch.sized(self.optimizer, scale):
             self.optimizer.step()
         for weight in self.weights.live:

@@ -90,7 +90,7 @@ def restored_buffers(module: nn.Module) -> Iterator[None]:
 
 
 def align_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give what an optimizer holds for each element of a parameter the parameter's strides, as a GPU's kernels need it.
+    """Give what an optimizer holds for each element of a parameter the parameter's strides, as fused ones need it.
 
     A checkpoint may come from a network in another memory format.
 
