@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def test_where_it_is_written(tmp_path: Path):
     ):
         file.unlink(missing_ok=True)
         stdout = good("--epochs", "1", "--limit", "20", "--at", "pool", "--no-compare", *arguments)
-        assert f"repeat   freewheel train --config {file}\n" in stdout
+        assert f"repeat   freewheel train --config {shlex.quote(str(file))}\n" in stdout
         assert options_in(file)["at"] == ["pool"]
         assert file.read_text().startswith(f"# Freewheel {fw.__version__}: ")
     assert not (tmp_path / "c.config.toml").exists()
