@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import freewheel as fw
 from rows import OPTIMIZERS, batches, network, same_bits, tensors, trainer
+from spread import rarely, spread
 
 
 def net() -> nn.Module:
@@ -325,6 +327,40 @@ def test_a_callback_that_changes_the_network_under_way_is_refused(change, words)
     stages = network(2)
     with pytest.raises(ValueError, match=words):
         trainer(stages, "fdg", runtime="simulate").fit(batches(3), epochs=3, callbacks=[lambda end: change(stages)])
+
+
+class Annealed(nn.Module):
+    """A network with a temperature; what it counts and what it only keeps are no settings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.temperature, self.calls, self.best = 1.0, 0, 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.second(torch.tanh(self.first(x)) / self.heat())
+
+    def heat(self) -> float:
+        return self.temperature
+
+
+@spread(cut=[True, False], runtime=["simulate", "threads", rarely("processes")], kind=["callbacks", "batch_callbacks"])
+def test_a_callback_that_anneals_an_attribute_of_the_users_module_is_refused(cut, runtime, kind):
+    """Stages saw it sooner or later, in other processes never; and what `fw.split` has traced was a constant."""
+    model = Annealed()
+    stages = fw.split(model, 2, by="parameters") if cut else [model, nn.Linear(3, 3)]
+
+    def fit(**calls: Any) -> None:
+        trainer(stages, "fdg", runtime=runtime).fit(batches(4), epochs=2, **calls)
+
+    def best(end: Any) -> None:
+        model.best = max(model.best, 1.0)
+
+    fit(**{kind: [best]})
+    owner = "model" if cut else r"stages\[0\]"
+    with pytest.raises(ValueError, match=f"a callback changed temperature of {owner} while"):
+        fit(**{kind: [lambda end: setattr(model, "temperature", 0.5 * model.temperature)]})
 
 
 @pytest.mark.parametrize("kind", ["callbacks", "batch_callbacks"])

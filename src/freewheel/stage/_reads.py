@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import is_dataclass
+from dis import get_instructions
 from inspect import unwrap
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
+
+from torch import nn
 
 from freewheel._plain import is_plain
 
@@ -52,19 +55,45 @@ def constants_of(kind: type) -> dict[str, Any]:
         {'scale': 2}
     """
     kinds = [each for each in reversed(kind.__mro__) if not of_library(each)]
+    reached, functions = _reached(kinds)
+    found = {f"{key} of {name}": v for name, each in functions for key, v in read_by(each).items()}
+    return {key: value for each in kinds for key, value in _plain_of(each) if key in reached} | found
+
+
+def attributes_read(kind: type[nn.Module]) -> set[str]:
+    """Return the names that the forward of a class uses, in it or in its methods, but for those that it assigns to.
+
+    Example:
+        >>> class Layer(nn.Module):
+        ...     def forward(self, x):
+        ...         self.calls += 1
+        ...         return self.scaled(x)
+        ...     def scaled(self, x):
+        ...         return self.scale * x
+        >>> sorted(attributes_read(Layer))
+        ['scale', 'scaled']
+    """
+    reached, functions = _reached([each for each in kind.__mro__ if each not in nn.Module.__mro__])
+    codes = [code for _, function in functions for code in _codes(function.__code__)]
+    assigned = {each.argval for code in codes for each in get_instructions(code) if each.opname == "STORE_ATTR"}
+    return reached - assigned - {"forward", "__call__"}
+
+
+def _reached(kinds: Sequence[type]) -> tuple[set[str], list[tuple[str, FunctionType]]]:
+    """The names that the forward of these classes uses, in it or in their methods, and these functions."""
     methods: dict[str, list[FunctionType]] = {}
     for each in kinds:
         for name, function in ((name, _function(value)) for name, value in vars(each).items()):
             if function is not None:
                 methods.setdefault(name, []).append(function)
-    found, reached, pending = dict[str, Any](), set[str](), ["forward", "__call__"]
+    reached, functions, pending = set[str](), list[tuple[str, FunctionType]](), ["forward", "__call__"]
     while pending:
         name = pending.pop()
         for function in methods.pop(name, ()):
             pending += sorted(set(_names(function.__code__)))
-            found |= {f"{key} of {name}": value for key, value in read_by(function).items()}
+            functions.append((name, function))
         reached.add(name)
-    return {key: value for each in kinds for key, value in _plain_of(each) if key in reached} | found
+    return reached, functions
 
 
 def attributes_of(value: Any) -> Iterator[dict[str, Any]]:
@@ -82,11 +111,16 @@ def of_library(holder: Any) -> bool:
     return (name or "").partition(".")[0] in _LIBRARIES
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code, and that of functions within it."""
+    yield code
     for each in code.co_consts:
         if isinstance(each, CodeType):
-            yield from _names(each)
+            yield from _codes(each)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    return (name for each in _codes(code) for name in each.co_names)
 
 
 def _closure(function: FunctionType) -> Iterator[tuple[str, Any]]:

@@ -65,7 +65,8 @@ class Fit:
         modules = [stage.module for stage in stages] if watched else []
         self._shadow, self._shadows = _copied(setup.model, modules)
         called = bool(request.callbacks or request.batch_callbacks)
-        self._settings = Settings([stage.module for stage in stages] if called else [], setup.config.loss)
+        settings = Settings(setup.model, [stage.module for stage in stages], setup.config.loss) if called else None
+        self._calling = settings.untouched if settings is not None else nullcontext
         seed = seed_of(setup.config.seed, before.batches)
         self._spec = RunSpec(
             seed=seed,
@@ -147,7 +148,7 @@ class Fit:
         step, norms = self._spec.before.batches + cut.batches, [snapshot.norm for snapshot in cut.snapshots]
         found = tuple(float(norm) for norm in norms if norm is not None)
         end = BatchEnd(step=step, epoch=len(self._history.epochs), loss=loss, samples=samples, gradient_norms=found)
-        with self._settings.untouched():
+        with self._calling():
             stops = [asks_to_stop(callback(end)) for callback in self._request.batch_callbacks]
         if any(stops):
             raise TypeError(
@@ -177,7 +178,7 @@ class Fit:
         position = Position([snapshot.state for snapshot in cut.snapshots], before)
         known = {"stages": self._shadows, "network": self._shadow, "position": position}
         end = EpochEnd(record=record, history=self._history, **known)
-        with self._settings.untouched():
+        with self._calling():
             stops = [asks_to_stop(callback(end)) for callback in self._request.callbacks]  # every one is called
         position.states = ()
         return any(stops)
