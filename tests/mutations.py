@@ -488,7 +488,7 @@ MUTATIONS = [
     Mutation(
         "gradients-as-they-come", "stage/_gradients.py", "return with_strides(gradient, weight)", "return gradient"
     ),
-    Mutation("any-attribute-may-change", "trainer/_settings.py", "used & vars(m).keys()", "set()"),
+    Mutation("any-attribute-may-change", "trainer/_settings.py", "vars(module).keys() & used", "set()"),
 ]
 
 

@@ -334,7 +334,7 @@ class Annealed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.first, self.second, self.dropout = nn.Linear(6, 8), nn.Linear(8, 3), nn.Dropout(0.1)
         self.temperature, self.calls, self.best = 1.0, 0, 0.0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -361,6 +361,23 @@ def test_a_callback_that_anneals_an_attribute_of_the_users_module_is_refused(cut
     owner = "model" if cut else r"stages\[0\]"
     with pytest.raises(ValueError, match=f"a callback changed temperature of {owner} while"):
         fit(**{kind: [lambda end: setattr(model, "temperature", 0.5 * model.temperature)]})
+
+
+def test_what_a_forward_assigns_to_is_no_setting():
+    """It may change while a callback runs."""
+
+    class Scheduled(Annealed):
+        def forward(self, x: Tensor) -> Tensor:
+            self.dropout.p = min(0.5, self.dropout.p + 0.01)
+            return super().forward(x)
+
+    def changed(model: Annealed) -> None:
+        calls = [lambda end: setattr(model.dropout, "p", 0.2)]
+        trainer([model, nn.Linear(3, 3)], "fdg").fit(batches(4), callbacks=calls)
+
+    with pytest.raises(ValueError, match=r"a callback changed p of stages\[0\].dropout while"):
+        changed(Annealed())
+    changed(Scheduled())
 
 
 @pytest.mark.parametrize("kind", ["callbacks", "batch_callbacks"])

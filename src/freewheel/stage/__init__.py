@@ -30,7 +30,7 @@ from freewheel.stage._loss import (
 )
 from freewheel.stage._memory_format import store_channels_last as store_channels_last
 from freewheel.stage._random import SeededDraws as SeededDraws
-from freewheel.stage._reads import attributes_read as attributes_read
+from freewheel.stage._reads import names_in_forward as names_in_forward
 from freewheel.stage._recurrent import (
     Recurrent as Recurrent,
     check_split_along_time as check_split_along_time,

@@ -60,8 +60,8 @@ def constants_of(kind: type) -> dict[str, Any]:
     return {key: value for each in kinds for key, value in _plain_of(each) if key in reached} | found
 
 
-def attributes_read(kind: type[nn.Module]) -> set[str]:
-    """Return the names that the forward of a class uses, in it or in its methods, but for those that it assigns to.
+def names_in_forward(kind: type[nn.Module]) -> tuple[set[str], set[str]]:
+    """Return the names that the forward of a class uses, in it or in its methods, and attributes it assigns to.
 
     Example:
         >>> class Layer(nn.Module):
@@ -70,13 +70,14 @@ def attributes_read(kind: type[nn.Module]) -> set[str]:
         ...         return self.scaled(x)
         ...     def scaled(self, x):
         ...         return self.scale * x
-        >>> sorted(attributes_read(Layer))
-        ['scale', 'scaled']
+        >>> used, assigned = names_in_forward(Layer)
+        >>> sorted(used - assigned), assigned
+        (['scale', 'scaled'], {'calls'})
     """
     reached, functions = _reached([each for each in kind.__mro__ if each not in nn.Module.__mro__])
     codes = [code for _, function in functions for code in _codes(function.__code__)]
     assigned = {each.argval for code in codes for each in get_instructions(code) if each.opname == "STORE_ATTR"}
-    return reached - assigned - {"forward", "__call__"}
+    return reached - {"forward", "__call__"}, assigned
 
 
 def _reached(kinds: Sequence[type]) -> tuple[set[str], list[tuple[str, FunctionType]]]:

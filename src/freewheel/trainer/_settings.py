@@ -9,14 +9,14 @@ from typing import Any
 from torch import nn
 
 from freewheel._plain import is_plain, is_same
-from freewheel.stage import attributes_read
+from freewheel.stage import names_in_forward
 
 
 class Settings:
     """The settings of a network: which weights are trained, and attributes of its modules.
 
-    Of the user's own modules they are the plain values that a forward of the network uses and does not assign to: a
-    forward may count its calls, and what it does not use is no setting.
+    They are plain values, and of the user's own modules those that a forward of the network uses. What a forward
+    assigns to is none: it may count its calls.
 
     Args:
         network: The whole network.
@@ -40,8 +40,12 @@ class Settings:
         for prefix, root in roots:
             for name, module in root.named_modules(prefix=prefix):
                 names.setdefault(module, name)
-        used = set[str]().union(*(attributes_read(kind) for kind in {type(m) for m in names} if not _of_torch(kind)))
-        self._modules = [(name, m, None if _of_torch(type(m)) else used & vars(m).keys()) for m, name in names.items()]
+        found = [names_in_forward(kind) for kind in {type(m) for m in names} if not _of_torch(kind)]
+        used, assigned = (set[str]().union(*each) for each in (zip(*found) if found else ((), ())))
+        self._modules: list[tuple[str, nn.Module, set[str]]] = []
+        for module, name in names.items():
+            settings = vars(module).keys() if _of_torch(type(module)) else vars(module).keys() & used
+            self._modules.append((name, module, settings - assigned))
         parameters: dict[int, tuple[str, nn.Parameter]] = {}
         for prefix, root in roots:
             for name, p in root.named_parameters(prefix=prefix):
@@ -62,9 +66,9 @@ class Settings:
 
     def _read(self) -> dict[tuple[str, str], Any]:
         found: dict[tuple[str, str], Any] = {}
-        for name, module, used in self._modules:
+        for name, module, settings in self._modules:
             values = vars(module)
-            found |= {(name, a): values.get(a) for a in (values if used is None else used) if is_plain(values.get(a))}
+            found |= {(name, key): values.get(key) for key in settings if is_plain(values.get(key))}
         return found | {(name, "requires_grad"): p.requires_grad for name, p in self._parameters}
 
 
