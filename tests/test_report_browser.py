@@ -10,7 +10,7 @@ from torch import nn
 
 import freewheel as fw
 from browser import browser as browser, colours, frame, opened, theme_colour, violations
-from report_runs import GPU, recorded, reported, trained
+from report_runs import GPU, evened, recorded, reported, trained
 from spread import exhaustive, rarely
 
 SECTIONS = ["overview", "curves", "timeline", "time", "staleness", "memory", "configuration"]
@@ -27,7 +27,7 @@ NOTHING = {"validate": None, "trace": False}
 
 def cpu(folder):
     run = trained(folder / "run", "--method", "fdg", "--validation", "0.2", "--runtime", "threads", "--trace")
-    return reported(folder, run)
+    return reported(folder, evened(run))
 
 
 def gpu(folder):
@@ -37,7 +37,7 @@ def gpu(folder):
 def three(folder):
     """A run on a GPU, one without a trace and with a long name, and one with replicas."""
     bare, replicated = recorded(folder / LONG, "ddg", **NOTHING), recorded(folder / "replicated", replicas=2)
-    return reported(folder, GPU, bare, replicated)
+    return reported(folder, GPU, bare, evened(replicated))
 
 
 def simulated(folder):
@@ -101,11 +101,11 @@ def lines(figure) -> list[str]:
     )
 
 
-def check_timeline(page, which, *, made_up=False):
-    """Blocks are drawn; on a busy machine one that takes long may leave others no pixel of their own."""
+def check_timeline(page, which):
+    """Blocks are drawn; times are made up, since one that takes long may leave others no pixel of their own."""
     drawn = colours(page, which)
     counts = [drawn.get(theme_colour(page, name), 0) for name in ("forward", "backward")]
-    assert min(counts) > 300 if made_up or which == "planned" else sum(counts) > 300, which
+    assert min(counts) > 50, which
     assert page.locator(f"#{which}-where").inner_text().count(" of ") == 1
 
 
@@ -119,7 +119,7 @@ def test_all_sections_of_a_run_are_filled(made, browser):
         drawn = [len(lines(figure)) for figure in page.locator("#curves figure").all()]
         assert drawn == [2, 1, 1], "training and validation loss, accuracy, samples per second"
         for which in ("measured", "planned"):
-            check_timeline(page, which, made_up=run == GPU)
+            check_timeline(page, which)
         stages = facts["stages"]
         for section in ("time", "staleness"):
             assert page.locator(f"#{section} figure tbody tr").count() == stages
