@@ -12,8 +12,11 @@ from freewheel.runtime import unblock_interrupts, worker_context
 
 def hear(connection):
     connection.send("begun")
-    signal.signal(signal.SIGINT, lambda *_: connection.send("heard"))
+    reading, writing = os.pipe()
+    signal.signal(signal.SIGINT, lambda *_: os.write(writing, b"!"))
     unblock_interrupts()
+    os.read(reading, 1)  # until then the signal may come earlier or later
+    connection.send("heard")
 
 if __name__ == "__main__":
     context = worker_context()
