@@ -24,7 +24,7 @@ def loaders():
 def trained(tmp_path_factory):
     """A network of one's own, and the folder of a run with it."""
     folder = tmp_path_factory.mktemp("own")
-    net = folder / "net.py"
+    net = folder / f"net_in_{folder.name}.py"  # modules stay loaded, so each has a name of its own
     net.write_text(NET)
     own = ("--model", f"{net}:make", "--data", f"{net}:loaders", "-k", "2", "--split", "parameters")
     good("train", *own, "--epochs", "1", "--no-compare", "-q", "--run-dir", str(folder / "run"))
