@@ -390,9 +390,8 @@ def test_a_job_that_fails_or_dies_is_named_and_the_others_go_on(run, tmp_path):
 
 
 def test_interrupted_trainings_side_by_side_go_on_to_the_same_result(run, tmp_path):
-    jobs = [
-        replace(TRAINING, recipe=replace(STEPPED, epochs=epochs)) for epochs in (30, 31)
-    ]  # longer than it takes to be interrupted
+    long = (30, 31)  # epochs that take longer than an interruption
+    jobs = [replace(TRAINING, recipe=replace(STEPPED, epochs=epochs)) for epochs in long]
     of = experiment(*(Value(job, "last") for job in jobs))
     broken = run(of, watcher=Heard("epoch 2 of"), jobs=2)
     assert broken.interrupted
