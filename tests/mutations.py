@@ -489,6 +489,9 @@ MUTATIONS = [
         "gradients-as-they-come", "stage/_gradients.py", "return with_strides(gradient, weight)", "return gradient"
     ),
     Mutation("any-attribute-may-change", "trainer/_settings.py", "vars(module).keys() & used", "set()"),
+    Mutation(
+        "an-assigned-name-may-change-anywhere", "stage/_reads.py", "(own if on_first else others).add", "others.add"
+    ),
 ]
 
 

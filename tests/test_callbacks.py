@@ -380,6 +380,36 @@ def test_what_a_forward_assigns_to_is_no_setting():
     changed(Scheduled())
 
 
+class Grows(nn.Module):
+    """Noise that grows by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.p += 0.01
+        return x + self.p
+
+
+class GrowsMore(Grows):
+    """A subclass of it."""
+
+
+@pytest.mark.parametrize("kind", [Grows, GrowsMore])
+def test_what_a_forward_assigns_to_its_own_module_is_a_setting_of_others(kind: type[Grows]) -> None:
+    """The name was a setting of no module."""
+
+    def fit(number: int) -> None:
+        stages = [nn.Sequential(nn.Linear(6, 8), kind(), nn.Dropout(0.1)), nn.Linear(8, 3)]
+        calls = [lambda end: setattr(stages[0][number], "p", 0.2)]
+        trainer(stages, "fdg").fit(batches(4), callbacks=calls)
+
+    with pytest.raises(ValueError, match=r"a callback changed p of stages\[0\]\.2 while"):
+        fit(2)
+    fit(1)
+
+
 @pytest.mark.parametrize("kind", ["callbacks", "batch_callbacks"])
 def test_a_callback_that_changes_a_setting_of_the_loss_is_refused(kind):
     """Stages saw the change sooner or later, depending on timing; and a callback for batches might change any."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import is_dataclass
 from dis import get_instructions
-from inspect import unwrap
+from inspect import getsource, unwrap
+from textwrap import dedent
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -60,24 +62,60 @@ def constants_of(kind: type) -> dict[str, Any]:
     return {key: value for each in kinds for key, value in _plain_of(each) if key in reached} | found
 
 
-def names_in_forward(kind: type[nn.Module]) -> tuple[set[str], set[str]]:
-    """Return the names that the forward of a class uses, in it or in its methods, and attributes it assigns to.
+class NamesInForward(NamedTuple):
+    """The names that the forward of a class uses, in it or in its methods.
+
+    Args:
+        used: Names of attributes, methods and functions.
+        own: Attributes that it assigns to, of the module itself.
+        others: Attributes that it assigns to, of other objects.
+    """
+
+    used: set[str]
+    own: set[str]
+    others: set[str]
+
+
+def names_in_forward(kind: type[nn.Module]) -> NamesInForward:
+    """Return the names that the forward of a class uses, and those of attributes that it assigns to.
 
     Example:
         >>> class Layer(nn.Module):
         ...     def forward(self, x):
         ...         self.calls += 1
+        ...         self.dropout.p = 0.1
         ...         return self.scaled(x)
         ...     def scaled(self, x):
         ...         return self.scale * x
-        >>> used, assigned = names_in_forward(Layer)
-        >>> sorted(used - assigned), assigned
-        (['scale', 'scaled'], {'calls'})
+        >>> names = names_in_forward(Layer)
+        >>> sorted(names.used - names.own - names.others), names.own, names.others
+        (['dropout', 'scale', 'scaled'], {'calls'}, {'p'})
     """
     reached, functions = _reached([each for each in kind.__mro__ if each not in nn.Module.__mro__])
-    codes = [code for _, function in functions for code in _codes(function.__code__)]
-    assigned = {each.argval for code in codes for each in get_instructions(code) if each.opname == "STORE_ATTR"}
-    return reached - {"forward", "__call__"}, assigned
+    own, others = set[str](), set[str]()
+    for _, function in functions:
+        on_first, elsewhere = _assigned_by(function)
+        own |= on_first
+        others |= elsewhere
+    return NamesInForward(reached - {"forward", "__call__"}, own, others)
+
+
+def _assigned_by(function: FunctionType) -> tuple[set[str], set[str]]:
+    """The attributes that a function assigns to, of its first argument and of others; of any, without its source."""
+    codes = list(_codes(function.__code__))
+    stored = {each.argval for code in codes for each in get_instructions(code) if each.opname == "STORE_ATTR"}
+    if not stored:
+        return set(), set()
+    try:
+        tree = ast.parse(dedent(getsource(function)))
+    except (OSError, SyntaxError, TypeError):
+        return set(), stored
+    own, others = set[str](), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            on_first = isinstance(node.value, ast.Name) and node.value.id in function.__code__.co_varnames[:1]
+            (own if on_first else others).add(node.attr)
+    return own, others | (stored - own)
 
 
 def _reached(kinds: Sequence[type]) -> tuple[set[str], list[tuple[str, FunctionType]]]:

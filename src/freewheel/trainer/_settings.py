@@ -16,7 +16,8 @@ class Settings:
     """The settings of a network: which weights are trained, and attributes of its modules.
 
     They are plain values, and of the user's own modules those that a forward of the network uses. What a forward
-    assigns to is none: it may count its calls.
+    assigns to is none: it may count its calls. Of its own module that is none in modules of its class alone; of other
+    objects, in all.
 
     Args:
         network: The whole network.
@@ -40,12 +41,14 @@ class Settings:
         for prefix, root in roots:
             for name, module in root.named_modules(prefix=prefix):
                 names.setdefault(module, name)
-        found = [names_in_forward(kind) for kind in {type(m) for m in names} if not _of_torch(kind)]
-        used, assigned = (set[str]().union(*each) for each in (zip(*found) if found else ((), ())))
+        kinds = {kind: names_in_forward(kind) for kind in {type(m) for m in names} if not _of_torch(kind)}
+        used = set[str]().union(*(each.used for each in kinds.values()))
+        others = set[str]().union(*(each.others for each in kinds.values()))
         self._modules: list[tuple[str, nn.Module, set[str]]] = []
         for module, name in names.items():
-            settings = vars(module).keys() if _of_torch(type(module)) else vars(module).keys() & used
-            self._modules.append((name, module, settings - assigned))
+            found = kinds.get(type(module))
+            settings = vars(module).keys() if found is None else (vars(module).keys() & used) - found.own
+            self._modules.append((name, module, settings - others))
         parameters: dict[int, tuple[str, nn.Parameter]] = {}
         for prefix, root in roots:
             for name, p in root.named_parameters(prefix=prefix):
