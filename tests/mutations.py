@@ -492,6 +492,20 @@ MUTATIONS = [
     Mutation(
         "an-assigned-name-may-change-anywhere", "stage/_reads.py", "(own if on_first else others).add", "others.add"
     ),
+    Mutation("callbacks-may-write", "trainer/_guard.py", "if positions or names:", "if False:"),
+    Mutation("callbacks-may-set-data", "trainer/_guard.py", "if func == _SET_DATA and", "if False and"),
+    Mutation("arrays-may-be-written", "trainer/_guard.py", "result.flags.writeable = False", "pass"),
+    Mutation("callbacks-may-register", "trainer/_guard.py", "if threading.get_ident() == self._thread", "if False"),
+    Mutation("other-threads-are-guarded", "trainer/_guard.py", "threading.get_ident() == self._thread and ", ""),
+    Mutation("hidden-changes-pass", "trainer/_guard.py", "if call.refusal is not None:", "if False:"),
+    Mutation("stand-ins-before-a-callback", "stage/_stand_ins.py", "found += list(_present.values())", "pass"),
+    Mutation("stand-ins-beside-a-callback", "stage/_stand_ins.py", "found.append(stand_ins)", "pass"),
+    Mutation(
+        "copies-in-flight-may-be-written",
+        "stage/_weights.py",
+        "(copy, self.live) for copy in",
+        "(copy, copy) for copy in",
+    ),
 ]
 
 

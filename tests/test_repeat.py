@@ -319,6 +319,12 @@ def test_changes_by_callbacks_are_followed(change, repeated):
     assert repeated
 
 
+@pytest.mark.parametrize("runtime", BOTH)
+def test_a_weight_that_a_callback_changes_is_refused(runtime):
+    with pytest.raises(ValueError, match=r"a callback would change stages\[0\]\.0\.0\.weight while"):
+        changed(lambda made: nn.init.zeros_(made.stages[0][0][0].weight), runtime)
+
+
 def test_an_optimizer_state_in_another_place_is_refused():
     with pytest.raises(ValueError, match=r"the optimizer state of stages\[0\] was replaced during a fit"):
         changed(lambda made: made.optimizers[0].load_state_dict(deepcopy(made.optimizers[0].state_dict())), "graph")

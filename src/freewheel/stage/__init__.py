@@ -39,6 +39,7 @@ from freewheel.stage._recurrent import (
 from freewheel.stage._settings import changed_setting as changed_setting, settings_of as settings_of
 from freewheel.stage._slots import hooked as hooked, tensor_slots as tensor_slots
 from freewheel.stage._stage import Stage as Stage, Tree as Tree, Verbs as Verbs
+from freewheel.stage._stand_ins import StandIns as StandIns, noted_stand_ins as noted_stand_ins
 from freewheel.stage._state import (
     has_state as has_state,
     load_buffers as load_buffers,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from freewheel.stage._gradients import with_strides
+from freewheel.stage._stand_ins import standing_in
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
@@ -65,13 +66,15 @@ def scratch_buffers(module: nn.Module, values: Sequence[Tensor] = ()) -> Iterato
     """
     slots = [(m._buffers, name, b) for m in module.modules() for name, b in m._buffers.items() if b is not None]
     start = {id(b): value for b, value in zip(module.buffers(), values)}
-    for buffers, name, buffer in slots:
-        buffers[name] = start.get(id(buffer), buffer).clone()
-    try:
-        yield
-    finally:
-        for buffers, name, buffer in slots:
-            buffers[name] = buffer
+    copies = [start.get(id(buffer), buffer).clone() for _, _, buffer in slots]
+    with standing_in(copies, [buffer for _, _, buffer in slots]):
+        for (buffers, name, _), copy in zip(slots, copies):
+            buffers[name] = copy
+        try:
+            yield
+        finally:
+            for buffers, name, buffer in slots:
+                buffers[name] = buffer
 
 
 @contextmanager

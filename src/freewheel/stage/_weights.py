@@ -19,6 +19,7 @@ from freewheel.plan import Schedule
 from freewheel.stage._gradients import with_strides
 from freewheel.stage._packed import OTHER_GRAPH, RUNS_AGAIN, Gone, Packed
 from freewheel.stage._slots import fill, hooked, slots_of
+from freewheel.stage._stand_ins import StandIns, standing_in
 from freewheel.stage._trees import versions
 
 Tensors = Sequence[Tensor]
@@ -73,6 +74,10 @@ class WeightVersions(ABC):
         """Replay a forward inside the context; its graph gets the tensors that autograd saved the first time."""
         return nullcontext()
 
+    def stand_ins(self) -> list[StandIns]:
+        """Return the copies of weights, each set with the live ones; any thread may call it."""
+        return []
+
     @property
     def copies(self) -> int:
         """The number of sets of weights in memory, including the live one."""
@@ -117,7 +122,7 @@ class Stash(WeightVersions):
         if versions(copy) != before:
             raise ValueError(
                 "the module changes its weights in place in forward (max_norm of an embedding, a clamp): a late stage "
-                "runs on copies of them; do it in a callback, or use weights='recompute', such as method='fr'"
+                "runs on copies of them; do it between two fits, or use weights='recompute', such as method='fr'"
             )
 
     def backward(self, weights: Tensors) -> AbstractContextManager[object]:
@@ -126,11 +131,12 @@ class Stash(WeightVersions):
 
     @contextmanager
     def _in_place(self, copy: Tensors) -> Iterator[None]:
-        fill(self._slots, copy)
-        try:
-            yield
-        finally:
-            fill(self._slots, self.live)
+        with standing_in(copy, self.live):
+            fill(self._slots, copy)
+            try:
+                yield
+            finally:
+                fill(self._slots, self.live)
 
     @contextmanager
     def replaying(self, saved: Sequence[Any]) -> Iterator[None]:
@@ -164,6 +170,10 @@ class Stash(WeightVersions):
             _copy_all(self._now, self.live)
         del self._spare[1:]
 
+    def stand_ins(self) -> list[StandIns]:
+        """Every stashed version, and spare copies."""
+        return [(copy, self.live) for copy in (*(copy for copy, _ in list(self._held.values())), *self._spare)]
+
     @property
     def copies(self) -> int:
         """The live weights and every stashed version."""
@@ -176,12 +186,10 @@ class Stash(WeightVersions):
 
     def restore(self, pending: dict[str, Any]) -> None:
         """Restore the copies; rebuilt graphs are counted as they use them."""
-        pairs = {version: zip(copy, self.live) for version, copy in pending["held"].items()}
-        held = {
-            version: [hooked(with_strides(t, p).requires_grad_(), p) for t, p in each]
-            for version, each in pairs.items()
+        self._held = {
+            version: ([hooked(with_strides(t, p).requires_grad_(), p) for t, p in zip(copy, self.live)], 0)
+            for version, copy in pending["held"].items()
         }
-        self._held = {version: (copy, 0) for version, copy in held.items()}
         self._before, self._now = list(pending["before"]), list(pending["now"])
 
     def _copy(self) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,16 @@ from freewheel.stage import homes, loss_of, to_device, without_loss
 from freewheel.trainer._history import Score, mean_loss
 
 
-def evaluate(modules: Sequence[nn.Module], loader: Iterable[Any], config: RunConfig) -> Score:
-    """Run the stages one after the other, in eval mode and without gradients; a GPU is waited for at the end."""
+def evaluate(
+    modules: Sequence[nn.Module],
+    loader: Iterable[Any],
+    config: RunConfig,
+    calling: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Score:
+    """Run the stages one after the other, in eval mode and without gradients; a GPU is waited for at the end.
+
+    Metrics are called in a context of `calling`.
+    """
     losses: list[tuple[Any, int]] = []
     meter = Meter(config.metric)
     device = homes(modules)[-1]
@@ -27,11 +35,12 @@ def evaluate(modules: Sequence[nn.Module], loader: Iterable[Any], config: RunCon
         target = to_device(batch.target, device)
         with torch.no_grad(), config.casting(device):
             loss = loss_of(modules[-1], config.loss)(out, target)
-        with torch.no_grad():
+        with torch.no_grad(), calling():
             meter.update(out, target, batch.size)
         losses.append((kept(loss), batch.size))
     mean, samples = mean_loss(losses)
-    metrics = meter.compute()
+    with calling():
+        metrics = meter.compute()
     return Score(loss=mean, metric=next(iter(metrics.values()), None), samples=samples, metrics=metrics)
 
 

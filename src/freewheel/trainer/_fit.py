@@ -40,10 +40,10 @@ from freewheel.stage import Stage, copied, load_tensors
 from freewheel.trace import Recording, Trace
 from freewheel.trainer._callbacks import BatchEnd, EpochEnd, Position, StageSequence, asks_to_stop
 from freewheel.trainer._evaluate import evaluate
+from freewheel.trainer._guard import Guard
 from freewheel.trainer._history import Epoch, History, LayerUpdates, mean_loss
 from freewheel.trainer._progress import ProgressBar
 from freewheel.trainer._request import FitRequest
-from freewheel.trainer._settings import Settings
 from freewheel.trainer._setup import Setup
 from freewheel.trainer._tracing import recorded, traced_facts
 
@@ -64,9 +64,8 @@ class Fit:
         watched = request.validate is not None or bool(request.callbacks)
         modules = [stage.module for stage in stages] if watched else []
         self._shadow, self._shadows = _copied(setup.model, modules)
-        called = bool(request.callbacks or request.batch_callbacks)
-        settings = Settings(setup.model, [stage.module for stage in stages], setup.config.loss) if called else None
-        self._calling = settings.untouched if settings is not None else nullcontext
+        calls = watched or bool(request.batch_callbacks) or request.on_progress is not None
+        self._guard = Guard(setup.model, stages, setup.config.loss, enabled=calls)
         seed = seed_of(setup.config.seed, before.batches)
         self._spec = RunSpec(
             seed=seed,
@@ -88,7 +87,7 @@ class Fit:
             request.max_steps,
             done=start.batch,
             enabled=shown,
-            listener=request.on_progress,
+            listener=request.on_progress and self._guard.guarded(request.on_progress, "on_progress"),
         )
         remembers = partial(remember, request.loader) if writer else None
         source = _prefetcher(setup, request.loader, start.batch)
@@ -148,7 +147,7 @@ class Fit:
         step, norms = self._spec.before.batches + cut.batches, [snapshot.norm for snapshot in cut.snapshots]
         found = tuple(float(norm) for norm in norms if norm is not None)
         end = BatchEnd(step=step, epoch=len(self._history.epochs), loss=loss, samples=samples, gradient_norms=found)
-        with self._calling():
+        with self._guard.callbacks():
             stops = [asks_to_stop(callback(end)) for callback in self._request.batch_callbacks]
         if any(stops):
             raise TypeError(
@@ -169,7 +168,9 @@ class Fit:
             assert snapshot.state is not None
             load_tensors(shadow, snapshot.state["module"])
         if self._request.validate is not None:
-            score = evaluate(self._shadows, self._request.validate, self._setup.config)
+            score = evaluate(
+                self._shadows, self._request.validate, self._setup.config, partial(self._guard.tensors, "a metric")
+            )
             record = replace(record, validation=score)
         self._history.epochs.append(record)
         self._bar.epoch(record)
@@ -178,7 +179,7 @@ class Fit:
         position = Position([snapshot.state for snapshot in cut.snapshots], before)
         known = {"stages": self._shadows, "network": self._shadow, "position": position}
         end = EpochEnd(record=record, history=self._history, **known)
-        with self._calling():
+        with self._guard.callbacks():
             stops = [asks_to_stop(callback(end)) for callback in self._request.callbacks]  # every one is called
         position.states = ()
         return any(stops)

@@ -44,16 +44,16 @@ class Settings:
         kinds = {kind: names_in_forward(kind) for kind in {type(m) for m in names} if not _of_torch(kind)}
         used = set[str]().union(*(each.used for each in kinds.values()))
         others = set[str]().union(*(each.others for each in kinds.values()))
-        self._modules: list[tuple[str, nn.Module, set[str]]] = []
+        self.modules: list[tuple[str, nn.Module, set[str]]] = []
         for module, name in names.items():
             found = kinds.get(type(module))
             settings = vars(module).keys() if found is None else (vars(module).keys() & used) - found.own
-            self._modules.append((name, module, settings - others))
+            self.modules.append((name, module, settings - others))
         parameters: dict[int, tuple[str, nn.Parameter]] = {}
         for prefix, root in roots:
             for name, p in root.named_parameters(prefix=prefix):
                 parameters.setdefault(id(p), (name, p))
-        self._parameters = list(parameters.values())
+        self.parameters = list(parameters.values())
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
@@ -67,12 +67,18 @@ class Settings:
                 f"a callback changed {attribute} of {name} while batches are under way: call fit once for each setting"
             )
 
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """Tensors that the user's own modules hold as attributes which a forward uses, by name."""
+        for name, module, settings in self.modules:
+            if not _of_torch(type(module)):
+                yield from ((f"{name}.{key}", vars(module).get(key)) for key in settings)
+
     def _read(self) -> dict[tuple[str, str], Any]:
         found: dict[tuple[str, str], Any] = {}
-        for name, module, settings in self._modules:
+        for name, module, settings in self.modules:
             values = vars(module)
             found |= {(name, key): values.get(key) for key in settings if is_plain(values.get(key))}
-        return found | {(name, "requires_grad"): p.requires_grad for name, p in self._parameters}
+        return found | {(name, "requires_grad"): p.requires_grad for name, p in self.parameters}
 
 
 def _of_torch(kind: type[nn.Module]) -> bool:
