@@ -6,12 +6,13 @@ import gzip
 import json
 from collections import Counter, defaultdict
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, median
 
 import pytest
 from torch import nn
 
 import freewheel as fw
+from freewheel.report._timelines import measured_timeline
 from report_runs import GPU, lines_of, recorded, shown
 from rows import network
 from spread import rarely
@@ -98,6 +99,30 @@ def test_the_timeline_is_that_of_the_trace(run):
     assert measured["end"] == pytest.approx(max(each[4] for each in slices), abs=1.1)
 
 
+def test_a_timeline_opens_where_batches_take_their_usual_time():
+    """The first ones of a GPU took up to 80 ms, a later one about 1 ms: there was nothing to be seen of these."""
+    [found], slices = shown(GPU), slices_of(GPU)
+    begins = [min(begin for _, _, a, begin, _ in slices if a["batch"] == n) for n in range(76)]
+    taken = [after - before for before, after in pairwise(begins)]
+    opens = found["measured"]["opens"]
+    assert max(taken[opens : opens + 4]) < 3 * median(taken) < taken[opens - 1]
+    assert not any(max(taken[n : n + 4]) < 3 * median(taken) for n in range(opens))
+    assert found["measured"]["note"] == f"It opens at batch {opens}, where batches take as long as most do."
+    assert found["planned"]["opens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("begins", "opens"),
+    [([0, 1, 2, 3, 4, 5], 40), ([0, 9, 10, 11, 12, 13], 41), ([0, 90, 91, 92, 93, 190], 40), ([0], 40), ([0, 9], 40)],
+)
+def test_where_a_timeline_opens_by_hand(begins, opens):
+    """Of a trace that begins with batch 40."""
+    events = [fw.TraceEvent(0, 0, "F", 40 + n, 0, n, begin, begin + 0.5) for n, begin in enumerate(begins)]
+    found = measured_timeline(fw.Trace(events, {"rows": ["stage 0"]}))
+    assert found["opens"] == opens
+    assert found["note"] == ("" if opens == 40 else "It opens at batch 41, where batches take as long as most do.")
+
+
 def test_the_planned_timeline_is_that_of_the_plan(run):
     [found] = shown(run)
     facts = json.loads((run / "run.json").read_text())
@@ -122,6 +147,7 @@ def test_shares_of_the_time_are_those_of_the_trace(run):
         spent["other"] = 1 - sum(spent.values())
         assert dict(zip(parts, values)) == pytest.approx({part: spent[part] for part in parts}, abs=2e-3)
         assert sum(values) == pytest.approx(1, abs=1e-3)
+    assert ("data" in parts) == any(op == "data" for _, op, *_ in slices), "what is not recorded is not told as nothing"
 
 
 def test_staleness_is_the_number_of_updates_between_forward_and_update(run):

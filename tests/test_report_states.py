@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import freewheel as fw
 from command_line import freewheel
 from freewheel.report import page, report_data
 from freewheel.report._words import moment
-from report_runs import lines_of, recorded, shown
+from report_runs import GPU, lines_of, recorded, shown
 from rows import batches, network, trainer
 from spread import exhaustive, spread
 
@@ -28,6 +29,18 @@ def test_a_run_without_trace_and_scores_says_so(tmp_path):
     assert [value for value, _ in found["shares"]["values"]] == pytest.approx(line["busy"], abs=1e-5)
     assert found["staleness"]["mean"] == pytest.approx(line["staleness"], abs=1e-3)
     assert found["configuration"]["repeat"] is None
+
+
+def test_without_a_trace_it_is_not_known_what_a_gpu_computes(tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(GPU, folder, ignore=shutil.ignore_patterns("trace*"))
+    facts = json.loads((folder / "run.json").read_text())
+    facts["arguments"]["trace"] = False
+    (folder / "run.json").write_text(json.dumps(facts))
+    [found] = shown(folder)
+    why = "This run has no trace; --trace or fit(trace=True) records one."
+    assert found["shares"] == {"missing": f"{why} Without it, the share of computing is not known on a GPU."}
+    assert "busy" not in {figure["key"] for figure in found["figures"]}
 
 
 @spread(status=["running", "interrupted", "failed", "lost"])

@@ -349,7 +349,7 @@ def test_the_dashboard_draws_races_and_traces(method, tmp_path):
     assert max(map(len, text.splitlines())) <= 80
     for found in (
         "worker 0",
-        "before  after  data",
+        "before  after  other",
         "before: waits for the stage before, after:",
         "staleness  conv1 0.",
     ):

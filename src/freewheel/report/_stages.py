@@ -9,9 +9,14 @@ from typing import Any
 from freewheel.report import _words as words
 from freewheel.report._timelines import EMPTY
 from freewheel.runs import TRACE, Run
-from freewheel.trace import Trace
+from freewheel.trace import DATA, Trace
 from freewheel.trainer import Epoch
 
+NOTES = {
+    "simulate": "Under simulate one thread runs all stages in turn: other is mostly the turns of other stages.",
+    "graph": "Under graph one thread of Python launches the work of all stages: other is mostly waiting for it, "
+    "while it reads data, captures graphs, scores between epochs or launches another stage.",
+}
 PARTS = {
     "compute": "computing",
     "before": "waiting for the stage before",
@@ -26,20 +31,24 @@ def shares_of(run: Run, trace: Trace | None, epochs: Sequence[Epoch]) -> dict[st
     """Where the time of each stage went: by the trace, or by the history what it computed."""
     if trace is not None and trace.events:
         values = trace.shares()
-        parts = {key: text for key, text in PARTS.items() if key != "replicas" or trace.replicas > 1}
+        absent = {"replicas"} if trace.replicas == 1 else set[str]()
+        if not any(event.name == DATA for event in trace.events):
+            absent.add("data")
+        parts = {key: text for key, text in PARTS.items() if key not in absent}
         rows = list(trace.meta.get("rows") or names_of(run, trace.stages))
-        note = "Under simulate one thread runs all stages in turn: other is mostly the turns of other stages."
         return {
             "of": _of(run),
             "rows": rows,
             "parts": [{"key": key, "text": text} for key, text in parts.items()],
             "values": [[round(each[part], 5) for part in parts] for each in values],
-            "note": note if run.facts.get("runtime") == "simulate" else "",
+            "note": NOTES.get(run.facts.get("runtime", ""), ""),
             "source": f"Of {words.seconds(trace.seconds)} that were traced.",
         }
     busy = [epoch.busy for epoch in epochs if epoch.complete and epoch.busy] or [e.busy for e in epochs if e.busy]
     if not busy:
-        return {"missing": f"{untraced(run)} Without it, the share of computing is known once an epoch has ended."}
+        on_cpu = all(device == "cpu" for device in run.facts.get("devices") or ())
+        known = "is known once an epoch has ended" if on_cpu else "is not known on a GPU"
+        return {"missing": f"{untraced(run)} Without it, the share of computing {known}."}
     means = [fmean(each) for each in zip(*busy)]
     return {
         "of": _of(run),

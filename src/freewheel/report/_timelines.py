@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
+from statistics import median
 from typing import Any, NamedTuple
 
 from freewheel.report import _words as words
@@ -20,6 +22,8 @@ from freewheel.trace import DATA, Trace, TraceEvent, row_name, row_of
 MICRO = 1e6
 MOST = 12_000  # actions that a page draws, over all runs
 SHORTEST = 3  # µs: waits below it are not drawn
+USUAL = 3  # times the median: what a batch takes at most where a timeline opens
+IN_A_ROW = 4  # batches there
 EMPTY = "The trace is empty: no batch of this run was recorded."
 WHOLE = ("U", "S", DATA)  # actions of a whole batch, whatever its micro-batches
 NAMES = {"F": "forward", "R": "recomputation", "B": "backward", "U": "update", "S": "synchronisation", DATA: "data"}
@@ -57,14 +61,33 @@ def measured_timeline(trace: Trace, most: int = MOST) -> dict[str, Any]:
     events = [event for event in trace.events if event.is_compute or event.seconds * MICRO >= SHORTEST]
     drawn = events[:most]
     blocks = (_block(event, index[row_of(event, trace.meta)]) for event in drawn)
-    timeline = _columns(blocks, "µs", list(rows.values()))
+    first, notes = opening(drawn), list[str]()
     if len(drawn) < len(events):
         until = words.seconds(drawn[-1].begin)
-        timeline["note"] = (
+        notes.append(
             f"The first {len(drawn):,} of {len(events):,} actions are drawn, up to {until} of "
             f"{words.seconds(trace.seconds)}; all other figures are of the whole trace."
         )
-    return timeline
+    if first != drawn[0].batch:
+        notes.append(f"It opens at batch {first}, where batches take as long as most do.")
+    return _columns(blocks, "µs", list(rows.values()), opens=first) | {"note": " ".join(notes)}
+
+
+def opening(events: Iterable[TraceEvent]) -> int:
+    """The batch at which a timeline opens: the first ones may take a hundred times as long as others.
+
+    It is the first of some batches in a row that take about as long as most, or else the first of all.
+    """
+    begins: dict[int, float] = {}
+    for event in events:  # in the order in which they begin
+        begins.setdefault(event.batch, event.begin)
+    taken = [end - begin for begin, end in pairwise(begins.values())]
+    most = USUAL * median(taken) if taken else 0.0
+    for number, batch in enumerate(begins):
+        row = taken[number : number + IN_A_ROW]
+        if len(row) == IN_A_ROW and max(row) <= most:
+            return batch
+    return next(iter(begins))
 
 
 def planned_timeline(run: Run) -> dict[str, Any]:
@@ -76,7 +99,7 @@ def planned_timeline(run: Run) -> dict[str, Any]:
         Block(stage, op, batch, micro, version, round(1000 * begin), round(1000 * (end - begin)))
         for stage, op, batch, micro, version, begin, end in timeline["cells"]
     )
-    return _columns(blocks, "ticks", [f"stage {stage}" for stage in range(run.facts["stages"])])
+    return _columns(blocks, "ticks", [f"stage {stage}" for stage in range(run.facts["stages"])], opens=0)
 
 
 def rows_of(trace: Trace) -> dict[Row, str]:
@@ -99,13 +122,14 @@ def _block(event: TraceEvent, row: int) -> Block:
     return Block(row, event.name, event.batch, micro, event.version, begin, length)
 
 
-def _columns(blocks: Iterable[Block], unit: str, rows: list[str]) -> dict[str, Any]:
+def _columns(blocks: Iterable[Block], unit: str, rows: list[str], *, opens: int) -> dict[str, Any]:
     blocks = list(blocks)
     ops = list(dict.fromkeys(block.op for block in blocks))
     number = {op: i for i, op in enumerate(ops)}
     micros = any(block.micro for block in blocks)
     return {
         "unit": unit,
+        "opens": opens,  # the batch that is shown first
         "rows": rows,
         "ops": [{"name": op, "text": action_text(op), "computes": op.isupper()} for op in ops],
         "row": [block.row for block in blocks],

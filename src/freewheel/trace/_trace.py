@@ -108,8 +108,8 @@ class Trace:
 
         `before` and `after` are the stages before and after it: it waits for their messages, or for room in the queue
         to them. `replicas` are those of the same stage, `data` is the loader, `other` the rest: Python, copies of
-        messages, and under `simulate` the turns of other stages. A stage that does two things at once computes, if one
-        of them is a computation.
+        messages, under `simulate` the turns of other stages, and under `graph` the loader, too. A stage that does two
+        things at once computes, if one of them is a computation.
         """
         spent = [dict.fromkeys(SHARES, 0.0) for _ in range(self.stages)]
         changes: dict[tuple[int, int], list[tuple[float, int, str]]] = {}

@@ -85,27 +85,29 @@ class Timeline {
     this.zoom.inset = [this.left, 8];
     this.zoom.whole = [0, data.end];
     this.zoom.least = Math.max(1, Math.min(...data.length.filter((_, i) => data.ops[data.op[i]].computes)) / 2);
-    if (fresh) this.zoom.window = [0, this.begins(first)];
+    if (fresh) this.zoom.window = this.opening(first);
     this.chart.instance.resize();
     this.chart.show(() => this.option());
     this.said();
   }
 
-  // The end of the part that is shown first: as many batches as the plan draws, and no more blocks than can be read.
-  begins(batches) {
-    const { data } = this;
-    const most = Math.max(6, (this.drawing.clientWidth - this.left) / (data.micro ? 34 : 17));
-    const seen = new Map();
-    let end = 1;
+  // The part that is shown first: as many batches as the plan draws, but no more time than blocks can be read in, or
+  // than it takes until each row has one.
+  opening(batches) {
+    const { data } = this, most = Math.max(6, (this.drawing.clientWidth - this.left) / (data.micro ? 34 : 17));
+    const until = data.opens + batches, forwards = [], firsts = {};
+    let begin = data.batch[0] === data.opens ? 0 : data.end, end = 0;
     for (let i = 0; i < data.begin.length; i++) {
-      if (!data.ops[data.op[i]].computes || data.batch[i] >= batches) continue;
-      const number = (seen.get(data.row[i]) ?? 0) + 1;
-      seen.set(data.row[i], number);
-      if (number > most) break;
-      end = Math.max(end, data.begin[i] + data.length[i]);
+      const op = data.ops[data.op[i]], to = data.begin[i] + data.length[i];
+      if (op.name === "F") forwards.push(data.length[i]);
+      if (data.batch[i] === data.opens) begin = Math.min(begin, data.begin[i]);
+      if (!op.computes || data.batch[i] < data.opens || data.batch[i] >= until) continue;
+      firsts[data.row[i]] ??= to;
+      end = Math.max(end, to);
     }
-    if (data.unit === "ticks") end = Math.min(end, 1000 * Math.floor(most)); // all blocks are as long
-    return Math.min(end * 1.01, data.end);
+    const usual = forwards.sort((one, two) => one - two)[forwards.length >> 1] ?? data.end;
+    const read = Math.max(begin + usual * Math.floor(most), ...Object.values(firsts));
+    return [begin, Math.min(begin + (end - begin) * 1.01, read, data.end)];
   }
 
   redraw() {
