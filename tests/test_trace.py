@@ -16,12 +16,10 @@ from torch import nn
 
 import freewheel as fw
 from freewheel.plan import Plan
-from freewheel.runtime._repeat import Script
 from freewheel.trace import Recording
 from freewheel.trace._recording import Row
-from rows import LOCAL, OPTIMIZERS, ROWS, batches, network, often, same_bits, tensors, trainer
+from rows import LOCAL, ROWS, batches, network, often, same_bits, tensors, trainer
 from spread import exhaustive, rarely, spread
-from stand_in import stand_in as stand_in
 
 WAYS = {"a": 1, "g": -1}
 
@@ -319,23 +317,6 @@ def test_what_cannot_be_traced_is_refused():
         trainer(network(2), "bp", scheduler=plateau).fit(batches(2), trace=True)
     with pytest.raises(ValueError, match=r"^trace with async-lu on cuda:0: races are traced on a CPU only"):
         fw.AsyncLU().check_trace([torch.device("cuda:0")])
-
-
-@spread(row=[row for row in ROWS if row.name in ("pipedream", "fdg", "fr", "asyncfgd", "bp")], optimizer=OPTIMIZERS)
-def test_batches_that_a_graph_repeats_are_traced_too(row, optimizer, monkeypatch, stand_in):
-    repeat, repeated = Script.repeat, []
-    monkeypatch.setattr(Script, "repeat", lambda script, batch: repeated.append(batch) or repeat(script, batch))
-    stages = network(3)
-    made = trainer(stages, row.make(3), runtime="graph", optimizer=OPTIMIZERS[optimizer])
-    given = [*batches(40, small=9), *batches(1, 2, size=6)]
-    trace = made.fit(given, epochs=2, trace=True).trace
-    assert len(repeated) >= 10
-    plan = Plan.build(made.plan.schedule, 82)
-    for stage in range(3):
-        assert done(trace, stage) == planned(plan, stage)
-    again = network(3)
-    trainer(again, row.make(3), optimizer=OPTIMIZERS[optimizer]).fit(given, epochs=2)
-    assert same_bits(tensors(*stages), tensors(*again))
 
 
 def test_a_trace_is_written_as_a_whole_or_not_at_all(tmp_path):

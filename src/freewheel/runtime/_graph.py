@@ -33,6 +33,7 @@ from freewheel.runtime._traced_script import ScriptTracer
 from freewheel.runtime._wiring import input_name
 from freewheel.runtime._world import Wire
 from freewheel.stage import Blueprint, Launcher, Stage
+from freewheel.trace import Base
 
 
 class Graphs(Runtime):
@@ -75,8 +76,10 @@ class Graphs(Runtime):
             script.do(torch.cuda.set_stream, launchers[stepper.interpreter.stage.index].stream)
             return stepper.advance()
 
+        base = Base.of(caller.device)
+
         def tracer(stage: Stage) -> ScriptTracer | None:
-            return None if run.spec.trace is None else ScriptTracer(stage, run.spec.trace, script)
+            return None if run.spec.trace is None else ScriptTracer(stage, run.spec.trace, script, base)
 
         def distribute(batch: Batch) -> None:
             run.distribute(batch, local.channels)

@@ -7,7 +7,7 @@ from typing import Any
 
 from freewheel.runtime._repeat import Script
 from freewheel.stage import Stage
-from freewheel.trace import StreamTracer
+from freewheel.trace import Base, StreamTracer
 
 
 class ScriptTracer(StreamTracer):
@@ -17,10 +17,11 @@ class ScriptTracer(StreamTracer):
         stage: The stage.
         batches: The numbers of the batches that are recorded.
         script: What is launched for each batch.
+        base: What the times of all stages are measured from.
     """
 
-    def __init__(self, stage: Stage, batches: range, script: Script) -> None:
-        super().__init__(stage.index, stage.replica, batches, stage.device)
+    def __init__(self, stage: Stage, batches: range, script: Script, base: Base) -> None:
+        super().__init__(stage.index, stage.replica, batches, base)
         self._script = script
 
     def begin(self, name: str, batch: int, micro: int = 0, version: int | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,6 +11,22 @@ from freewheel.trace._recording import Recording, Row
 from freewheel.trace._tracer import HostTracer, Tracer
 
 NEAR = 1.0  # seconds: the time between two events is a 32-bit float, and exact enough up to here
+
+
+class Base(NamedTuple):
+    """An event of a GPU from which others are measured, and when it happened by the clock of the host."""
+
+    event: Any
+    time: float
+
+    @classmethod
+    def of(cls, device: torch.device) -> Base:
+        """An event that happens now. The host learns of it a little late, so times of two bases differ by some µs."""
+        event = torch.cuda.Event(enable_timing=True)
+        with torch.cuda.device(device):
+            event.record()
+        event.synchronize()
+        return cls(event, time.perf_counter())
 
 
 class StreamTracer(HostTracer):
@@ -23,16 +39,13 @@ class StreamTracer(HostTracer):
         stage: The number of the stage.
         replica: Its replica.
         batches: The numbers of the batches that are recorded.
-        device: The GPU.
+        base: What times are measured from; others may measure from it, too.
     """
 
-    def __init__(self, stage: int, replica: int, batches: range, device: torch.device) -> None:
+    def __init__(self, stage: int, replica: int, batches: range, base: Base) -> None:
         super().__init__(stage, replica, batches)
+        self._base = base
         self._spare: list[Any] = []
-        with torch.cuda.device(device):
-            self._base = self._mark()
-        self._base.synchronize()
-        self._time = time.perf_counter()  # of the base
 
     def take(self, *, whole: bool = True) -> tuple[Recording, ...]:
         """What has been recorded since the last call; `whole` waits for what the GPU has not finished."""
@@ -52,10 +65,11 @@ class StreamTracer(HostTracer):
 
     def _when(self, event: Any) -> float:
         """The time of an event, whose successors are measured from it once it is far from the base."""
-        moment = self._time + self._base.elapsed_time(event) / 1e3
-        if moment - self._time > NEAR:
-            self._base, event, self._time = event, self._base, moment
-        self._spare.append(event)
+        moment = self._base.time + self._base.event.elapsed_time(event) / 1e3
+        if moment - self._base.time > NEAR:
+            self._base = Base(event, moment)
+        else:
+            self._spare.append(event)
         return moment
 
 
@@ -69,5 +83,5 @@ def tracer_for(stage: int, replica: int, device: torch.device, batches: range | 
     if batches is None:
         return Tracer()
     if device.type == "cuda":
-        return StreamTracer(stage, replica, batches, device)
+        return StreamTracer(stage, replica, batches, Base.of(device))
     return HostTracer(stage, replica, batches)
