@@ -43,9 +43,9 @@ print(stages.report)
 def show(end: fw.EpochEnd) -> None:
     """Print a line for each epoch."""
     epoch = end.record
-    busy = " and ".join(f"{share:.0%}" for share in epoch.busy)
+    busy = f", stages busy {' and '.join(f'{share:.0%}' for share in epoch.busy)}" if epoch.busy else ""
     score = f"loss {epoch.loss:.3f}  test accuracy {epoch.validation.metric:.1%}"
-    print(f"epoch {epoch.epoch + 1:2}  {score}  {epoch.images_per_second:.0f} images/s, stages busy {busy}", flush=True)
+    print(f"epoch {epoch.epoch + 1:2}  {score}  {epoch.images_per_second:.0f} images/s{busy}", flush=True)
 
 
 options = {

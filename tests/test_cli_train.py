@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import freewheel as fw
 from command_line import Result, freewheel
 from freewheel.cli import _one_core
 from freewheel.trainer import EpochEnd
+from freewheel.trainer._fit import Fit
 from spread import rarely
 
 SMALL = ("--epochs", "1", "--limit", "200", "--at", "pool", "--threads", "1")
@@ -245,3 +247,13 @@ def test_an_interrupted_run_still_reports(monkeypatch: pytest.MonkeyPatch, tmp_p
     written = json.loads(file.read_text())
     assert written["history"]["interrupted"]
     assert len(written["history"]["epochs"]) < 10
+
+
+def test_how_busy_a_gpu_is_is_not_told(monkeypatch):
+    """The host's time for launching stood there."""
+    record = Fit._record
+    monkeypatch.setattr(Fit, "_record", lambda fit, cut: replace(record(fit, cut), busy=()))
+    _, table = good(*BRIEF).split(" busy ")
+    *_, busy, first, last = next(line.split() for line in table.splitlines() if line.split()[:1] == ["1"])
+    assert (busy, last) == ("-", "0.0")
+    assert float(first) > 0

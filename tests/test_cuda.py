@@ -27,6 +27,7 @@ def test_threads_equal_simulate_on_one_gpu(row):
         stages = [stage.cuda() for stage in network(3)]
         history = trainer(stages, row.make(3), runtime=runtime).fit(batches(), epochs=2, validate=batches(3))
         results.append((tensors(*stages), history.losses, history.metrics))
+        assert [epoch.busy for epoch in history.epochs] == [(), ()], "the host only launches"
     assert same_bits(results[0][0], results[1][0])
     assert results[0][1:] == results[1][1:]
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import freewheel as fw
+from freewheel.trainer._fit import Fit
 from rows import LOCAL, batches, network, same_bits, tensors, trainer
 
 
@@ -45,10 +47,28 @@ def test_history_tells_what_happened():
     assert [e.batches for e in history.epochs] == [14, 28, 42]
     assert {e.samples for e in history.epochs} == {14 * 9 - 2 * 3}
     assert history.epochs[2].staleness == (3.0, 1.0, 0.0)  # backward-first: one less than the delays 4, 2, 0
-    assert all(0 < b <= 1 for e in history.epochs for b in e.busy)
+    assert all(len(e.busy) == 3 and all(0 < b <= 1 for b in e.busy) for e in history.epochs)
     assert all(e.images_per_second > 0 for e in history.epochs)
     assert all(e.validation.samples == 18 for e in history.epochs)
     assert json.loads(json.dumps(history.as_dict()))["epochs"][1]["batches"] == 28
+
+
+def test_of_stages_on_a_gpu_only_a_trace_knows_how_busy_they_are(monkeypatch):
+    """The host's time for launching stood there: 5 to 10 %, however much the GPU computed."""
+    record = Fit._record
+
+    def on_gpu(fit, cut):
+        here, there = fit._setup, torch.device("cuda", 0)
+        fit._setup = replace(here, blueprints=[replace(each, device=there) for each in here.blueprints])
+        try:
+            return record(fit, cut)
+        finally:
+            fit._setup = here
+
+    monkeypatch.setattr(Fit, "_record", on_gpu)
+    [epoch] = trainer(network(2), "pipedream").fit(batches(3)).epochs
+    assert epoch.busy == ()
+    assert epoch.staleness == (2 / 3, 0.0)
 
 
 def test_the_loss_in_the_history_is_the_mean_over_samples():

@@ -158,6 +158,6 @@ def _epoch_cells(epoch: Epoch, rate: float | None) -> list[str]:
         "-" if score is None else f"{score.loss:.4f}",
         "-" if score is None or score.metric is None else f"{score.metric:.2%}",
         "-" if rate is None else f"{rate:,.0f}",
-        " ".join(f"{share:.0%}" for share in epoch.busy),
+        " ".join(f"{share:.0%}" for share in epoch.busy) or "-",
         " ".join(f"{late:.1f}" for late in epoch.staleness),
     ]

@@ -159,7 +159,7 @@ class Fit:
     def _epoch_end(self, cut: Cut) -> bool:
         """Score and record an epoch, and call the callbacks; return whether one of them ends the training."""
         self._recordings += recorded(cut)
-        record = _record(cut, self._history, since=self._since)
+        record = self._record(cut)
         if not math.isfinite(record.loss):  # on a CPU the batch itself is refused; elsewhere looking would hold it up
             raise FloatingPointError(f"the mean loss of epoch {record.epoch + 1} is {record.loss}: {NOT_FINITE}")
         self._since = cut.time
@@ -224,8 +224,27 @@ class Fit:
         """The history with what came after its last epoch."""
         epochs, rest = list(self._history.epochs), outcome.rest
         if outcome.stopped_at is None and rest is not None and rest.snapshots[-1].losses:
-            epochs.append(replace(_record(rest, self._history, since=self._since), complete=False))
+            epochs.append(replace(self._record(rest), complete=False))
         return History(epochs=epochs, interrupted=self._feed.stopped, stopped=outcome.stopped_at is not None)
+
+    def _record(self, cut: Cut) -> Epoch:
+        """What is known of the epoch that ends with a cut."""
+        seconds = max(cut.time - self._since, 1e-9)
+        loss, samples = mean_loss(cut.snapshots[-1].losses)
+        on_cpu = all(blueprint.device.type == "cpu" for blueprint in self._setup.blueprints)
+        return Epoch(
+            epoch=len(self._history.epochs),
+            batches=cut.batches,
+            samples=samples,
+            loss=loss,
+            validation=None,
+            seconds=seconds,
+            images_per_second=samples / seconds,
+            busy=tuple(min(1.0, each.busy / seconds) for each in cut.snapshots) if on_cpu else (),
+            staleness=tuple(each.gaps / max(1, each.updates) for each in cut.snapshots),
+            layers={name: LayerUpdates(*counts) for each in cut.snapshots for name, counts in each.layers.items()},
+            race=cut.race,
+        )
 
     def _traced(self, outcome: Outcome) -> Trace | None:
         """What the stages have done, if that was recorded."""
@@ -256,24 +275,6 @@ def _copied(model: nn.Module, modules: Sequence[nn.Module]) -> tuple[nn.Module, 
         copies = copied(list(modules))
         network = StageSequence(copies)
     return network, copies
-
-
-def _record(cut: Cut, history: History, *, since: float) -> Epoch:
-    seconds = max(cut.time - since, 1e-9)
-    loss, samples = mean_loss(cut.snapshots[-1].losses)
-    return Epoch(
-        epoch=len(history.epochs),
-        batches=cut.batches,
-        samples=samples,
-        loss=loss,
-        validation=None,
-        seconds=seconds,
-        images_per_second=samples / seconds,
-        busy=tuple(min(1.0, each.busy / seconds) for each in cut.snapshots),
-        staleness=tuple(each.gaps / max(1, each.updates) for each in cut.snapshots),
-        layers={name: LayerUpdates(*counts) for each in cut.snapshots for name, counts in each.layers.items()},
-        race=cut.race,
-    )
 
 
 @contextmanager

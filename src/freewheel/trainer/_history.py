@@ -60,8 +60,8 @@ class Epoch:
         validation: The score at its end, with `fit(validate=...)`.
         seconds: From the end of the epoch before, scoring included; the stages work on meanwhile.
         images_per_second: Samples over these seconds.
-        busy: Of each stage, or of the workers of a race in the mean: the share of this time spent computing. On a GPU
-            it is the host's time for launching; a trace has the GPU's (`Trace.shares`).
+        busy: Of each stage, or of the workers of a race in the mean: the share of this time spent computing. Empty if
+            one is on a GPU, which computes while the host only launches; a trace knows (`Trace.shares`).
         staleness: Of each stage: the mean number of updates between a batch's forward and the update with it.
         complete: False if it was broken off.
         layers: What a method that races knows of each layer.
