@@ -328,6 +328,7 @@ def test_networks_in_jax_are_the_same(name: str):
 
 
 @needs_cuda
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # in torch.func.jvp
 @pytest.mark.parametrize("name", [name for name in PEERS if "compiled" not in name])
 def test_peers_on_a_gpu_take_the_same_steps(name: str):
     case = replace(TINY, net="resnet-20", shape=(3, 32, 32), batch=8)

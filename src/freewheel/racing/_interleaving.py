@@ -108,6 +108,15 @@ class Interleaving(ABC):
     def clock(self, stream: torch.cuda.Stream | None) -> Clock:
         """What measures the computation of a worker, on a GPU if it has a stream."""
 
+    def stream(self, device: torch.device) -> torch.cuda.Stream | None:
+        """A stream for the work of one batch on a GPU; None if steps are computed in the order in which they are made.
+
+        Example:
+            >>> Drawn(["worker 0"], seed=0).stream(torch.device("cuda")) is None
+            True
+        """
+        return None
+
     def leave(self, worker: str) -> None:  # noqa: B027
         """Note that the worker makes no further step."""
 
@@ -144,6 +153,10 @@ class Free(Interleaving):
     def clock(self, stream: torch.cuda.Stream | None) -> Clock:
         """In seconds."""
         return HostClock() if stream is None else StreamClock(stream)
+
+    def stream(self, device: torch.device) -> torch.cuda.Stream | None:
+        """One for each batch: the GPU computes them beside each other."""
+        return torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def step(self, worker: str, text: str) -> None:
         """Never blocks."""

@@ -15,7 +15,7 @@ import torch
 from freewheel.racing._interleaving import CALLER, Exchange, Interleaving
 from freewheel.racing._pool import Pool, WorkerGroups
 from freewheel.racing._worker import Report, Worker
-from freewheel.runtime import PREFETCH, SHUTDOWN_SECONDS, Batch, ClosedError, Run
+from freewheel.runtime import PREFETCH, SHUTDOWN_SECONDS, Batch, ClosedError, Run, chosen_streams
 from freewheel.trace import tracer_for
 
 
@@ -157,11 +157,14 @@ class LocalPool(Pool):
         self.put(worker, "done", item, count)
 
     def _thread(self, worker: Worker, program: Callable[[], None]) -> threading.Thread:
-        """A worker's thread; its error, if any, stops all other workers."""
+        """A worker's thread; its error, if any, stops all other workers. On a GPU it begins on the caller's stream."""
+        streams = chosen_streams()
 
         def work() -> None:
             try:
                 torch.set_num_threads(self.run.threads)
+                for stream in streams:
+                    torch.cuda.set_stream(stream)
                 program()
                 self.interleaving.leave(worker.name)
             except ClosedError:

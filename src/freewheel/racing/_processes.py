@@ -262,7 +262,7 @@ class _ProcessWorker:
         self._stepper = Stepper(stages_on(spec.blueprints, aliased(modules)), trainers, self._layers, shared=False)
         self.worker = Worker(name, spec.index, self._layers, self._interleaving, weights, self._stepper)
         self.worker.tracer = tracer_for(spec.index, 0, torch.device("cpu"), spec.run.trace)
-        self._batch_pass = BatchPass(stages, self._layers, spec.run.before)
+        self._batch_pass = BatchPass(stages, self._layers, spec.run.before, self._interleaving)
 
     def train(self, batch: Batch | None) -> None:
         """Take a batch forward and back."""

@@ -66,7 +66,9 @@ class BatchPass:
     so a backward reads the weights of `stages` as they are at that moment.
     """
 
-    def __init__(self, stages: Sequence[Stage], layers: Sequence[Layer], before: Before) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], layers: Sequence[Layer], before: Before, interleaving: Interleaving
+    ) -> None:
         modules = aliased([stage.module for stage in stages])
         self._stages = [_forward_stage(stage, module, before) for stage, module in zip(stages, modules)]
         self._layers = layers
@@ -78,8 +80,8 @@ class BatchPass:
         self.on_forward: Callable[[Layer], None] = lambda layer: None  # before a layer's forward
         self.on_gradient: Callable[[Layer], None] = lambda layer: None  # when a layer's gradient is complete
         self._loss: Tensor | None = None
-        device = self._stages[-1].device
-        self.gpu_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._device = self._stages[-1].device
+        self.gpu_stream = interleaving.stream(self._device)
         for layer, weights in zip(layers, self._weights):
             layer.module(modules).register_forward_pre_hook(partial(self._forward_hook, layer))
             for weight in weights:
@@ -105,7 +107,8 @@ class BatchPass:
         inputs = weights if len(partition) < len(self._layers) else None
         if loss.requires_grad:
             # Autograd has one thread per GPU, in which the hooks of all workers would block each other.
-            alone, draws = torch.autograd.set_multithreading_enabled(self.gpu_stream is None), SeededDraws(self.number)
+            alone = torch.autograd.set_multithreading_enabled(self._device.type == "cpu")
+            draws = SeededDraws(self.number)
             with self.stream(), alone, draws:
                 torch.autograd.backward(loss, inputs=inputs)
 

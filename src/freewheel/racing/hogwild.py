@@ -181,7 +181,7 @@ class GroupPool(LocalPool):
             changes = UpdateCounts(rows, len(layers), groups.members(group))
             weights = WeightCopy(group, [stage.module for stage in copy], layers, changes)
             worker = Worker(name, index, layers, interleaving, weights, stepper)
-            batch_pass = BatchPass(copy, layers, run.spec.before)
+            batch_pass = BatchPass(copy, layers, run.spec.before, interleaving)
             self.workers.append((worker, partial(self._work, worker, batch_pass, queue)))
 
     def copies(self) -> Sequence[Iterable[Tensor]]:

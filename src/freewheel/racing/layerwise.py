@@ -194,7 +194,8 @@ class DecoupledPool(LocalPool):
         locks = LayerLocks(len(layers), locked=method.locked)
         copy = WeightCopy(index, [stage.module for stage in stages], layers, changes, locks)
         in_flight = range(method.backward_workers + method.queue)
-        return Device(index, stages, copy, [BatchPass(stages, layers, run.spec.before) for _ in in_flight])
+        passes = [BatchPass(stages, layers, run.spec.before, self.interleaving) for _ in in_flight]
+        return Device(index, stages, copy, passes)
 
     def _add(self, index: int, name: str, device: Device, *, backward: bool) -> None:
         """Add a worker to a device."""

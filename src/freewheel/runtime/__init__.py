@@ -32,7 +32,7 @@ from freewheel.runtime._settings import deterministic_convolutions as determinis
 from freewheel.runtime._simulate import Simulate
 from freewheel.runtime._spec import Before as Before, RunSpec as RunSpec
 from freewheel.runtime._straggler import is_slow as is_slow
-from freewheel.runtime._threads import Threads
+from freewheel.runtime._threads import Threads, chosen_streams as chosen_streams
 from freewheel.runtime._torchrun import Torchrun
 from freewheel.runtime._wiring import PREFETCH as PREFETCH
 from freewheel.runtime._workers import (

@@ -100,8 +100,8 @@ class StepSizes:
         return [read(group) for read, group in zip(self._read, self._groups)] == self._settings
 
     def check_state(self, stage: int) -> None:
-        """Reject an optimizer whose state is at another place than in the captured step."""
-        if _state_of(self._optimizer) != self._state:
+        """Reject an optimizer whose state is at another place than in the captured step. Other weights may get one."""
+        if not self._state.items() <= _state_of(self._optimizer).items():
             raise ValueError(
                 f"the optimizer state of stages[{stage}] was replaced during a fit, which CUDA graphs do not see: "
                 "change its tensors in place, or call fit again"
@@ -130,6 +130,11 @@ class StepSizes:
                 group.update(values)
 
 
-def _state_of(optimizer: torch.optim.Optimizer) -> list[int]:
-    """Return where the state of an optimizer is."""
-    return [id(value) for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+def _state_of(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], int]:
+    """Return where the state of an optimizer is, by weight and name."""
+    return {
+        (id(weight), name): id(value)
+        for weight, state in optimizer.state.items()
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }
