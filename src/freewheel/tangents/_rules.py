@@ -13,25 +13,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import _VF, Tensor
-from torch.autograd.forward_ad import unpack_dual
 
 from freewheel.tangents._cells import gru, lstm, rnn
+from freewheel.tangents._convolution import conv2d, convolution, joint_convolution, split_dual
 from freewheel.tangents._level import dual
 from freewheel.tangents._pooling import max_pool2d
 
 # With few rows, the product with a large matrix is bound by reading it: read it once for values and tangents.
 _FEW_ROWS, _LARGE = 16, 2**17
-_SHORT = 2**20  # elements of an input whose convolution takes a GPU about as long as starting it
-
-
-def _split(tensor: Tensor | None) -> tuple[Any, Tensor | None]:
-    """Return the value and the tangent of a tensor."""
-    return unpack_dual(tensor) if tensor is not None else (None, None)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute y = x·Wᵀ + b; y' = x'·Wᵀ + x·W'ᵀ + b'."""
-    (x, dx), (w, dw), (b, db) = _split(input), _split(weight), _split(bias)
+    (x, dx), (w, dw), (b, db) = split_dual(input), split_dual(weight), split_dual(bias)
     if (dx is None and dw is None) or w.dim() != 2 or x.dim() < 2 or torch.is_autocast_enabled(x.device.type):
         return F.linear(input, weight, bias)
     rows = x.reshape(-1, x.shape[-1])
@@ -55,48 +49,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return dual(y.reshape(shape), dy.reshape(shape))
 
 
-def convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the rule y = x*w + b; y' = x'*w + x*w' + b', with y computed last to reduce the peak memory."""
-
-    def run(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        (x, dx), (w, dw), (b, db) = _split(input), _split(weight), _split(bias)
-        if (dx is None and dw is None) or torch.is_autocast_enabled(x.device.type):
-            return function(input, weight, bias, *args, **kwargs)
-        if dx is None:
-            dy = function(x, dw, db, *args, **kwargs)
-        else:
-            dy = function(dx, w, db, *args, **kwargs)
-            if dw is not None:
-                dy = dy.add_(function(x, dw, None, *args, **kwargs))
-        return dual(function(x, w, b, *args, **kwargs), dy)
-
-    return run
-
-
-def joint_convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the rule [y, y'] = [x, x']*w + [b, b'] + [0, x*w'], with one kernel less, for kernels that are short.
-
-    A compiled pass writes x and x' next to each other, so that this copies nothing.
-    """
-    apart = convolution(function)
-
-    def run(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        (x, dx), (w, dw), (b, db) = _split(input), _split(weight), _split(bias)
-        batched = x.dim() == w.dim()
-        if dx is None or not batched or x.numel() > _SHORT or torch.is_autocast_enabled(x.device.type):
-            return apart(input, weight, bias, *args, **kwargs)
-        y, dy = function(torch.cat([x, dx]), w, None, *args, **kwargs).split(len(x))
-        view = (-1, *[1] * (x.dim() - 2))
-        if dw is not None:
-            dy = dy + function(x, dw, None, *args, **kwargs)
-        return dual(y if b is None else y + b.view(view), dy if db is None else dy + db.view(view))
-
-    return run
-
-
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
     """Look up values and tangents; padding has none, as in torch's backward, even if its row of the weight has."""
-    w, dw = _split(weight)
+    w, dw = split_dual(weight)
     if dw is None or padding_idx is None:
         return F.embedding(input, weight, padding_idx, *args, **kwargs)
     padding = (input == padding_idx % w.shape[0]).unsqueeze(-1)
@@ -117,7 +72,7 @@ def batch_norm(
 
     The Jacobian J with respect to the input is symmetric, so the backward kernel computes J·x'.
     """
-    (x, dx), (w, dw), (b, db) = _split(input), _split(weight), _split(bias)
+    (x, dx), (w, dw), (b, db) = split_dual(input), split_dual(weight), split_dual(bias)
     if not training or (dx is None and dw is None and db is None) or x.shape[0] * x[0, 0].numel() < 2:
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     stats = running_mean, running_var
@@ -199,6 +154,6 @@ RULES: dict[Any, Callable[..., Any]] = {
 # For compiled passes on a GPU.
 FUSED_RULES: dict[Any, Callable[..., Any]] = {
     **RULES,
-    F.conv2d: joint_convolution(F.conv2d),
+    F.conv2d: joint_convolution(conv2d),
     F.max_pool2d: max_pool2d,
 }
