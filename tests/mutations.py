@@ -99,7 +99,7 @@ MUTATIONS = [
     Mutation(
         "graph-begins-before-the-caller", "runtime/_capture.py", "        self.stream.wait_stream(self.caller)\n", ""
     ),
-    Mutation("graph-failed-capture-stays", "runtime/_recording.py", "torch._C._cuda_endAllocateToPool(", "print("),
+    Mutation("graph-failed-capture-stays", "_cuda_graphs.py", "torch._C._cuda_endAllocateToPool(", "print("),
     Mutation(
         "graph-one-slot-too-few",
         "runtime/_graph.py",

@@ -335,7 +335,7 @@ def test_peers_on_a_gpu_take_the_same_steps(name: str):
     batches = make_batches(case, "cuda")
     wanted, found = (build(partial(PEERS[each], case, batches, "cuda"), "cuda") for each in ("bp, eager", name))
     assert found.extra.allocated > 0
-    assert found.extra.reserved >= found.extra.allocated
+    assert found.extra.reserved > 0
     if name.startswith("bp"):
         plain, other = momentum(wanted.contender), momentum(found.contender)
         assert (plain - other).norm() < 0.1 * plain.norm()

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.forward_ad import unpack_dual
 
-from freewheel.tangents import dual, enter_level, leave_level
-from freewheel.tangents._convolution import conv2d, convolution, joint_convolution, taps
+from freewheel.tangents import _convolution, dual, enter_level, leave_level
+from freewheel.tangents._convolution import conv2d, convolution, joint_conv2d, taps
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -39,7 +39,23 @@ def test_the_kernel_of_a_single_pixel_is_a_matrix():
     assert torch.allclose(conv2d(x, w, None, 1, 1)[:, :, 0, 0], x[:, :, 0, 0] @ w[:, :, 1, 1].T, rtol=1e-12)
 
 
-@pytest.mark.parametrize("make", [convolution, joint_convolution])
+def test_a_large_input_of_few_channels_is_convolved_in_blocks(monkeypatch):
+    """For every size, kernel and padding the same sums."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(_convolution, "_SHORT", 0)
+    blocks, made = _convolution._blocks, []
+    monkeypatch.setattr(_convolution, "_blocks", lambda t: made.append(blocks(t)) or made[-1])
+    for size, kernel, padding, channels in product((7, 8, 9), (1, 2, 3, 5, 7), range(3), (1, 3)):
+        x, w = drawn(2, channels, size, size + 1), drawn(5, channels, kernel, 3)
+        made.clear()
+        found, wanted = conv2d(x, w, None, 2, (padding, 1)), F.conv2d(x, w, None, 2, (padding, 1))
+        assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-12)
+        assert [t.shape[1] for t in made] == [8 if channels == 1 else 16] * 2
+        assert all(t.is_contiguous(memory_format=torch.channels_last) for t in made)
+
+
+@pytest.mark.parametrize("short", [True, False], ids=["short", "long"])
+@pytest.mark.parametrize("rule", [convolution(conv2d), joint_conv2d], ids=["apart", "joint"])
 @pytest.mark.parametrize("has", list(product((True, False), repeat=3)), ids=str)
 @pytest.mark.parametrize(
     ("size", "options"),
@@ -50,10 +66,12 @@ def test_the_kernel_of_a_single_pixel_is_a_matrix():
         (5, (1, 0, 1, 2)),
         (5, (1, "same", 1, 1)),
         (4, (1, 2, 2, 1)),
+        (6, (1, 1, 1, 2)),
     ],
     ids=str,
 )
-def test_values_and_tangents_are_those_of_torch(make, has, size, options):
+def test_values_and_tangents_are_those_of_torch(rule, has, size, options, short, monkeypatch):
+    monkeypatch.setattr(_convolution, "_SHORT", 2**20 if short else 0)
     torch.manual_seed(0)
     groups = options[-1]
     x, w, b = drawn(2, 4, size, size), drawn(6, 4 // groups, 3, 3), drawn(6)
@@ -63,7 +81,7 @@ def test_values_and_tangents_are_those_of_torch(make, has, size, options):
     dy = F.conv2d(dx, w, None, *options) + F.conv2d(x, dw, db, *options)
     enter_level()
     try:
-        out = make(conv2d)(*(t if d is None else dual(t, d) for t, d in given), *options)
+        out = rule(*(t if d is None else dual(t, d) for t, d in given), *options)
         found = unpack_dual(out)
         assert torch.allclose(found.primal, y, rtol=1e-12, atol=1e-12)
         if any(has):

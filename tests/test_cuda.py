@@ -12,6 +12,7 @@ import freewheel as fw
 from freewheel.runtime import _threads
 from freewheel.runtime._channels import Channel
 from freewheel.runtime._peer import PeerChannel
+from freewheel.split import _clock
 from freewheel.stage import SeededDraws
 from rows import LOCAL, ROWS, batches, network, same_bits, tensors, trainer
 from spread import needs_cuda
@@ -248,6 +249,20 @@ def test_stragglers_change_nothing_on_a_gpu(runtime):
         trainer(stages, "dsp", runtime=runtime, slow=slow).fit(batches(12))
         results.append(tensors(*stages))
     assert same_bits(*results)
+
+
+@pytest.mark.parametrize("by", ["time", "forward"])
+def test_layers_are_measured_in_a_graph(by, monkeypatch):
+    def never(*arguments):
+        raise AssertionError(arguments)
+
+    monkeypatch.setattr(_clock, "_repeated", never)
+    example = torch.randn(4, 3, 9, 9, device="cuda")
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(), nn.Conv2d(8, 4, 3)).cuda()
+    report = fw.split(model, 2, example=example, by=by).report
+    assert report.unit == "s"
+    assert min(report.unit_costs) > 0
+    torch.randn(3, device="cuda")
 
 
 def test_a_race_of_devices_is_repeatable_under_simulate_and_timed_on_threads():

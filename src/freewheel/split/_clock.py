@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from freewheel._cuda_graphs import capturing
+
 STEPS = 9
 BUDGET_SECONDS = 0.5
 Span = tuple[fx.Node, Any, Any]  # a unit, and two readings of the clock
-Step = Callable[[Callable[[], Any]], list[Span]]  # a training step that reads the clock between its parts
+# A training step that reads a clock between its parts; on a GPU, it draws its own random numbers from the generator.
+Step = Callable[[Callable[[], Any], "torch.Generator | None"], list[Span]]
 Seconds = dict[fx.Node, float]
 
 
@@ -38,7 +41,7 @@ def _repeated(step: Step, devices: set[torch.device]) -> Iterator[Seconds]:
 
     start = clock()
     for done in range(1, STEPS + 1):
-        yield _summed((unit, over - begun) for unit, begun, over in step(clock))
+        yield _summed((unit, over - begun) for unit, begun, over in step(clock, None))
         if (clock() - start) * (done + 1) / done > BUDGET_SECONDS:
             return  # another step would exceed the budget
 
@@ -49,12 +52,13 @@ def _replayed(step: Step, device: torch.device) -> list[Seconds]:
         event.record()
         return event
 
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+    graph, stream, generator = torch.cuda.CUDAGraph(), torch.cuda.Stream(device), torch.Generator(device)
+    graph.register_generator_state(generator)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        step(lambda: None)
-        with torch.cuda.graph(graph, stream=stream):
-            spans = step(clock)
+        step(lambda: None, generator)
+        with capturing(graph, torch.cuda.graph_pool_handle()):
+            spans = step(clock, generator)
         steps: list[Seconds] = []
         for _ in range(STEPS):
             graph.replay()

@@ -14,6 +14,7 @@ from freewheel.split._clock import Span, Step, measured
 from freewheel.split._line import Line
 from freewheel.split._tree import map_tensors, tensors
 from freewheel.split._undisturbed import undisturbed
+from freewheel.stage import Launcher
 from freewheel.tangents import (
     Directions,
     DualMode,
@@ -40,7 +41,7 @@ def time_backpropagation(line: Line, example: Any) -> list[float]:
     Measured in isolation, units would find their inputs in the cache and their memory fresh, and layers with large
     activations would look slower or faster than they are. The model is left unchanged.
     """
-    return _median_seconds(line, lambda clock: _training_step(line, example, clock))
+    return _median_seconds(line, lambda clock, _: _training_step(line, example, clock))
 
 
 def time_forward_gradients(line: Line, example: Any) -> list[float]:
@@ -53,7 +54,7 @@ def time_forward_gradients(line: Line, example: Any) -> list[float]:
     """
     enter_level()
     try:
-        return _median_seconds(line, lambda clock: _dual_step(line, example, clock))
+        return _median_seconds(line, lambda clock, generator: _dual_step(line, example, clock, generator))
     except (NotImplementedError, RuntimeError) as error:
         reason = explained(error)
         raise reason from (None if reason is error else error)
@@ -114,11 +115,22 @@ def _training_step(line: Line, example: Any, clock: Callable[[], Any]) -> list[S
     return spans + [(unit, begun, over) for (begun, unit), (over, _) in pairwise(marks)]
 
 
-def _dual_step(line: Line, example: Any, clock: Callable[[], Any]) -> list[Span]:
+class _OneGenerator(Launcher):
+    """Draws all from one generator, if there is one, since a CUDA graph cannot seed it."""
+
+    def __init__(self, generator: torch.Generator | None) -> None:
+        self._generator = generator
+
+    def seeded(self, generator: torch.Generator, key: tuple[int, ...]) -> torch.Generator:
+        return super().seeded(generator, key) if self._generator is None else self._generator
+
+
+def _dual_step(line: Line, example: Any, clock: Callable[[], Any], generator: torch.Generator | None) -> list[Span]:
     """Spans of each unit in one step of forward gradients."""
     named = [((name,), p) for name, p in line.model.named_parameters()]
     device = named[0][1].device if named else torch.device("cpu")
-    directions = Directions(TangentOptions(), (0, 0), named, {id(p): 1.0 for _, p in named}, {}, device)
+    ones, launcher = {id(p): 1.0 for _, p in named}, _OneGenerator(generator)
+    directions = Directions(TangentOptions(), (0, 0), named, ones, {}, device, launcher=lambda: launcher)
     drawn = PendingBatch(0, tuple(float(p.requires_grad) for _, p in named))
     used: dict[int, fx.Node] = {}  # the first unit that used each parameter
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,8 @@ from torch.nn.modules.utils import _pair
 from freewheel.tangents._level import dual
 
 _SHORT = 2**20  # elements of an input whose convolution takes a GPU about as long as starting it
+_FEW = 4  # channels, for which kernels are slow
+_ALIGNED = 8  # a number of channels that they like
 
 
 def split_dual(tensor: Tensor | None) -> tuple[Any, Tensor | None]:
@@ -39,35 +41,34 @@ def convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
-def joint_convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a rule with one kernel less, for kernels that are short and for the first layer.
+def joint_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    """Compute y and y' with fewer kernels: the rule of compiled passes on a GPU.
 
     ::
 
         [y, y'] = [x, x']*w + [b, b'] + [0, x*w']      in the batch, where the kernels are short
-        [y, y'] = x*[w, w'] + [b, b']                  in the channels, where x has no tangent
+        [y, y'] = x*[w, w'] + [b, b']                  in the channels, where x has no tangent: the first layer
 
-    A compiled pass writes x and x' next to each other, so that this copies nothing.
+    A compiled pass writes x and x' next to each other, so that this copies nothing. Where the kernels are not short,
+    all convolutions are apart: that takes less memory.
     """
-    apart = convolution(function)
-
-    def run(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        (x, dx), (w, dw), (b, db) = split_dual(input), split_dual(weight), split_dual(bias)
-        batched = x.dim() == w.dim()
-        if not batched or torch.is_autocast_enabled(x.device.type):
-            return apart(input, weight, bias, *args, **kwargs)
-        if dx is None and dw is not None and w.shape[1] == x.shape[1]:  # not in groups
-            y, dy = function(x, torch.cat([w, dw]), None, *args, **kwargs).split(len(w), 1)
-        elif dx is not None and x.numel() <= _SHORT:
-            y, dy = function(torch.cat([x, dx]), w, None, *args, **kwargs).split(len(x))
-            if dw is not None:
-                dy = dy + function(x, dw, None, *args, **kwargs)
-        else:
-            return apart(input, weight, bias, *args, **kwargs)
-        view = (-1, *[1] * (x.dim() - 2))
-        return dual(y if b is None else y + b.view(view), dy if db is None else dy + db.view(view))
-
-    return run
+    (x, dx), (w, dw), (b, db) = split_dual(input), split_dual(weight), split_dual(bias)
+    if (dx is None and dw is None) or x.dim() != w.dim() or torch.is_autocast_enabled(x.device.type):
+        return _apart(input, weight, bias, *args, **kwargs)
+    short, grouped = x.numel() <= _SHORT, w.shape[1] != x.shape[1]
+    if dx is None and short and not grouped:
+        (both,) = conv2ds(x, [torch.cat([w, dw])], *args, **kwargs)
+        y, dy = both.split(len(w), 1)
+    elif dx is None:
+        dy, y = conv2ds(x, [dw, w], *args, **kwargs)
+    elif short:
+        (both,) = conv2ds(torch.cat([x, dx]), [w], *args, **kwargs)
+        y, dy = both.split(len(x))
+        dy = dy if dw is None else dy + conv2d(x, dw, None, *args, **kwargs)
+    else:
+        return _apart(input, weight, bias, *args, **kwargs)
+    view = (-1, *[1] * (x.dim() - 2))
+    return dual(y if b is None else y + b.view(view), dy if db is None else dy + db.view(view))
 
 
 class Taps(NamedTuple):
@@ -106,28 +107,71 @@ def taps(size: int, kernel: int, stride: int, padding: int, dilation: int) -> Ta
     return Taps(0, kernel, padding)
 
 
-def conv2d(
+def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    """Compute `F.conv2d` in the way of `conv2ds`."""
+    (out,) = conv2ds(input, [weight], *args, **kwargs)
+    return out if bias is None else out + bias.view(-1, 1, 1)
+
+
+def conv2ds(
     input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    weights: Sequence[Tensor],
     stride: Any = 1,
     padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
-) -> Tensor:
-    """Compute `F.conv2d` without the elements of the kernel that meet nothing but padding."""
+) -> list[Tensor]:
+    """Compute `F.conv2d` with each of the weights, all of one shape.
+
+    Elements of the kernel that meet nothing but padding are left out. A large input of few channels is rearranged once,
+    for all weights.
+    """
     if isinstance(padding, str) or input.dim() != 4:
-        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)  # pyright: ignore[reportArgumentType]
-    sizes = input.shape[2:], weight.shape[2:], _pair(stride), _pair(padding), _pair(dilation)
+        return [F.conv2d(input, w, None, stride, padding, dilation, groups) for w in weights]
+    sizes = input.shape[2:], weights[0].shape[2:], _pair(stride), _pair(padding), _pair(dilation)
     down, across = (taps(*each) for each in zip(*sizes))
-    weight = weight[:, :, down.first : down.end, across.first : across.end]
-    pads = down.padding, across.padding
-    if groups == 1 and pads == (0, 0) and weight.shape[2:] == input.shape[2:]:
-        return _whole(input, weight, bias)
-    return F.conv2d(input, weight, bias, stride, pads, dilation, groups)
+    weights = [w[:, :, down.first : down.end, across.first : across.end] for w in weights]
+    pads, one = (down.padding, across.padding), groups == 1
+    if one and pads == (0, 0) and weights[0].shape[2:] == input.shape[2:]:
+        return [_whole(input, w) for w in weights]
+    if (
+        one
+        and input.shape[1] <= _FEW
+        and input.numel() > _SHORT
+        and _pair(stride) == (2, 2)
+        and _pair(dilation) == (1, 1)
+    ):
+        return _in_blocks(input, weights, pads)
+    return [F.conv2d(input, w, None, stride, pads, dilation, groups) for w in weights]
 
 
-def _whole(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _whole(input: Tensor, weight: Tensor) -> Tensor:
     """Compute a convolution whose kernel is as large as its input: a product of matrices."""
     rows, columns = (t.permute(0, 2, 3, 1).flatten(1) for t in (input, weight))  # as channels-last memory has them
-    return F.linear(rows, columns, bias)[:, :, None, None]
+    return F.linear(rows, columns)[:, :, None, None]
+
+
+def _in_blocks(input: Tensor, weights: Sequence[Tensor], pads: tuple[int, int]) -> list[Tensor]:
+    """Compute a convolution of stride 2 as one of stride 1 on blocks of 2x2 pixels.
+
+    A block has all their channels, filled up with zeros to a number that the kernels for many channels take::
+
+        3 channels, 224x224, 7x7, stride 2, padding 3       16 channels, 115x115, 4x4
+    """
+    kernel = [-(-k // 2) for k in weights[0].shape[2:]]
+    outputs = [(n + 2 * p - k) // 2 + 1 for n, p, k in zip(input.shape[2:], pads, weights[0].shape[2:])]
+    high, wide = (2 * (n + k - 1) for n, k in zip(outputs, kernel))
+    (down, across), (rows, columns) = pads, input.shape[2:]
+    padded = F.pad(input, (across, wide - columns - across, down, high - rows - down))
+    made = _blocks(padded)
+    return [F.conv2d(made, _blocks(F.pad(w, (0, w.shape[3] % 2, 0, w.shape[2] % 2)))) for w in weights]
+
+
+def _blocks(t: Tensor) -> Tensor:
+    """Return blocks of 2x2 pixels, channels last in memory."""
+    n, c, h, w = t.shape
+    blocks = t.reshape(n, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(n, h // 2, w // 2, 4 * c)
+    return F.pad(blocks, (0, -4 * c % _ALIGNED)).permute(0, 3, 1, 2)
+
+
+_apart = convolution(conv2d)

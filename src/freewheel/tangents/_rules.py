@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import _VF, Tensor
 
 from freewheel.tangents._cells import gru, lstm, rnn
-from freewheel.tangents._convolution import conv2d, convolution, joint_convolution, split_dual
+from freewheel.tangents._convolution import convolution, joint_conv2d, split_dual
 from freewheel.tangents._level import dual
 from freewheel.tangents._pooling import max_pool2d
 
@@ -154,6 +154,6 @@ RULES: dict[Any, Callable[..., Any]] = {
 # For compiled passes on a GPU.
 FUSED_RULES: dict[Any, Callable[..., Any]] = {
     **RULES,
-    F.conv2d: joint_convolution(conv2d),
+    F.conv2d: joint_conv2d,
     F.max_pool2d: max_pool2d,
 }
