@@ -53,18 +53,18 @@ def joint_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *arg
     all convolutions are apart: that takes less memory.
     """
     (x, dx), (w, dw), (b, db) = split_dual(input), split_dual(weight), split_dual(bias)
-    if (dx is None and dw is None) or x.dim() != w.dim() or torch.is_autocast_enabled(x.device.type):
-        return _apart(input, weight, bias, *args, **kwargs)
     short, grouped = x.numel() <= _SHORT, w.shape[1] != x.shape[1]
-    if dx is None and short and not grouped:
-        (both,) = conv2ds(x, [torch.cat([w, dw])], *args, **kwargs)
-        y, dy = both.split(len(w), 1)
-    elif dx is None:
-        dy, y = conv2ds(x, [dw, w], *args, **kwargs)
-    elif short:
+    if x.dim() != w.dim() or torch.is_autocast_enabled(x.device.type):
+        return _apart(input, weight, bias, *args, **kwargs)
+    if dx is not None and short:
         (both,) = conv2ds(torch.cat([x, dx]), [w], *args, **kwargs)
         y, dy = both.split(len(x))
         dy = dy if dw is None else dy + conv2d(x, dw, None, *args, **kwargs)
+    elif dx is None and dw is not None and short and not grouped:
+        (both,) = conv2ds(x, [torch.cat([w, dw])], *args, **kwargs)
+        y, dy = both.split(len(w), 1)
+    elif dx is None and dw is not None:
+        dy, y = conv2ds(x, [dw, w], *args, **kwargs)
     else:
         return _apart(input, weight, bias, *args, **kwargs)
     view = (-1, *[1] * (x.dim() - 2))
