@@ -124,3 +124,22 @@ def test_a_resumed_run_compiles_for_the_form_that_it_was_compiled_for(tmp_path) 
         return [nn.Sequential(nn.Linear(6, 12), nn.Tanh()), nn.Linear(12, 3)]
 
     goes_on(tmp_path, lambda: fw.AsyncFGD(scale=0.1), made, data=sizes, every=8, compile=True)
+
+
+class Shared(nn.Module):
+    """A BatchNorm that is used twice, between two others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm1d(6) for _ in range(3))
+
+    def forward(self, x):
+        first, twice, last = self.norms
+        return last(twice(twice(first(x))))
+
+
+def test_every_batchnorm_counts_its_batches():
+    stages = [Shared(), nn.Linear(6, 3)]
+    data = batches(5)
+    trainer(stages, "asyncfgd", compile=True).fit([data[0]] * 5, epochs=2)
+    assert [int(norm.num_batches_tracked) for norm in stages[0].norms] == [10, 20, 10]

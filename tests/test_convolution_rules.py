@@ -42,15 +42,15 @@ def test_the_kernel_of_a_single_pixel_is_a_matrix():
 def test_a_large_input_of_few_channels_is_convolved_in_blocks(monkeypatch):
     """For every size, kernel and padding the same sums."""
     torch.manual_seed(0)
-    monkeypatch.setattr(_convolution, "_SHORT", 0)
+    monkeypatch.setattr(_convolution, "SHORT", 0)
     blocks, made = _convolution._blocks, []
     monkeypatch.setattr(_convolution, "_blocks", lambda t: made.append(blocks(t)) or made[-1])
-    for size, kernel, padding, channels in product((7, 8, 9), (1, 2, 3, 5, 7), range(3), (1, 3)):
+    for size, kernel, padding, channels in product((7, 8, 9), (1, 2, 3, 5, 7), range(3), (1, 2, 3)):
         x, w = drawn(2, channels, size, size + 1), drawn(5, channels, kernel, 3)
         made.clear()
         found, wanted = conv2d(x, w, None, 2, (padding, 1)), F.conv2d(x, w, None, 2, (padding, 1))
         assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-12)
-        assert [t.shape[1] for t in made] == [8 if channels == 1 else 16] * 2
+        assert [t.shape[1] for t in made] == [4 * channels] * 2
         assert all(t.is_contiguous(memory_format=torch.channels_last) for t in made)
 
 
@@ -71,7 +71,7 @@ def test_a_large_input_of_few_channels_is_convolved_in_blocks(monkeypatch):
     ids=str,
 )
 def test_values_and_tangents_are_those_of_torch(rule, has, size, options, short, monkeypatch):
-    monkeypatch.setattr(_convolution, "_SHORT", 2**20 if short else 0)
+    monkeypatch.setattr(_convolution, "SHORT", 2**20 if short else 0)
     torch.manual_seed(0)
     groups = options[-1]
     x, w, b = drawn(2, 4, size, size), drawn(6, 4 // groups, 3, 3), drawn(6)

@@ -52,9 +52,16 @@ def time_forward_gradients(line: Line, example: Any) -> list[float]:
         dual pass | conv1 | bn1 | relu |
         updates                         | conv1 | bn1 |
     """
+    launcher = _OneGenerator()
+    directions = _directions(line, launcher)  # has a generator, which cannot be made while a graph is captured
+
+    def step(clock: Callable[[], Any], generator: torch.Generator | None) -> list[Span]:
+        launcher.generator = generator
+        return _dual_step(line, example, clock, directions)
+
     enter_level()
     try:
-        return _median_seconds(line, lambda clock, generator: _dual_step(line, example, clock, generator))
+        return _median_seconds(line, step)
     except (NotImplementedError, RuntimeError) as error:
         reason = explained(error)
         raise reason from (None if reason is error else error)
@@ -118,20 +125,24 @@ def _training_step(line: Line, example: Any, clock: Callable[[], Any]) -> list[S
 class _OneGenerator(Launcher):
     """Draws all from one generator, if there is one, since a CUDA graph cannot seed it."""
 
-    def __init__(self, generator: torch.Generator | None) -> None:
-        self._generator = generator
+    generator: torch.Generator | None = None
 
     def seeded(self, generator: torch.Generator, key: tuple[int, ...]) -> torch.Generator:
-        return super().seeded(generator, key) if self._generator is None else self._generator
+        return super().seeded(generator, key) if self.generator is None else self.generator
 
 
-def _dual_step(line: Line, example: Any, clock: Callable[[], Any], generator: torch.Generator | None) -> list[Span]:
-    """Spans of each unit in one step of forward gradients."""
+def _directions(line: Line, launcher: Launcher) -> Directions:
+    """The tangents of the whole model."""
     named = [((name,), p) for name, p in line.model.named_parameters()]
     device = named[0][1].device if named else torch.device("cpu")
-    ones, launcher = {id(p): 1.0 for _, p in named}, _OneGenerator(generator)
-    directions = Directions(TangentOptions(), (0, 0), named, ones, {}, device, launcher=lambda: launcher)
-    drawn = PendingBatch(0, tuple(float(p.requires_grad) for _, p in named))
+    ones = {id(p): 1.0 for _, p in named}
+    return Directions(TangentOptions(), (0, 0), named, ones, {}, device, launcher=lambda: launcher)
+
+
+def _dual_step(line: Line, example: Any, clock: Callable[[], Any], directions: Directions) -> list[Span]:
+    """Spans of each unit in one step of forward gradients."""
+    weights = directions.parameters
+    drawn = PendingBatch(0, tuple(float(p.requires_grad) for p in weights))
     used: dict[int, fx.Node] = {}  # the first unit that used each parameter
 
     def note(unit: fx.Node, value: Any) -> None:
@@ -140,11 +151,11 @@ def _dual_step(line: Line, example: Any, clock: Callable[[], Any], generator: to
 
     with DualMode(TangentSource(directions, drawn, (0, 0)), {}):
         spans, _ = _walk(line, example, clock, note)
-    derivatives = {0: torch.ones(1, device=device)}
+    derivatives = {0: torch.ones(1, device=weights[0].device if weights else None)}
     with torch.no_grad():
         for index, unit in sorted(used.items()):
             start, gradient = clock(), directions.gradient(drawn, derivatives, index)
             assert gradient is not None
-            torch.add(named[index][1].detach(), gradient)
+            torch.add(weights[index].detach(), gradient)
             spans.append((unit, start, clock()))
     return spans

@@ -17,7 +17,13 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from freewheel.tangents._convolution import SHORT
+from freewheel.tangents._counters import count_together
 from freewheel.tangents._late_draws import draw_late
+
+# A GPU computes again what is cheaper than to write and read, as BatchNorm before pooling.
+_WIDE = {"realize_opcount_threshold": 300, "realize_reads_threshold": 12}
+_UNSPLIT = {"split_reductions": False}  # for short kernels: one takes less time than two in turn
 
 DualFunction = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
 
@@ -44,12 +50,16 @@ def compiled(
         given: Examples of what the tangents are computed from.
         tangents_of: Computes the tangents, stacked in the first dimension, inside the compiled function.
     """
-    with _compiling():
+    from torch._inductor import config  # takes a second or two
+
+    on_gpu, short = any(t.is_cuda for t in values), all(t.numel() <= SHORT for t in values)
+    with _compiling(), config.patch((_WIDE if on_gpu else {}) | (_UNSPLIT if on_gpu and short else {})):
         every = tangents_of(given)
         if every and every[0].shape[0] == 1:
             single = _traced(lambda v, g: run(v, [t[0] for t in tangents_of(g)]), values, given)
             draw_late(single.graph, [n for n in single.graph.nodes if n.op == "placeholder"][len(values) :])
             single.recompile()
+            count_together(single)
             function = _inductor(single, values, given)
             return lambda v, g: _stacked(function(v, g))
         graph = _traced(run, values, [t[0] for t in every])

@@ -13,9 +13,8 @@ from torch.nn.modules.utils import _pair
 
 from freewheel.tangents._level import dual
 
-_SHORT = 2**20  # elements of an input whose convolution takes a GPU about as long as starting it
+SHORT = 2**20  # elements of an input whose convolution takes a GPU about as long as starting it
 _FEW = 4  # channels, for which kernels are slow
-_ALIGNED = 8  # a number of channels that they like
 
 
 def split_dual(tensor: Tensor | None) -> tuple[Any, Tensor | None]:
@@ -53,7 +52,7 @@ def joint_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *arg
     all convolutions are apart: that takes less memory.
     """
     (x, dx), (w, dw), (b, db) = split_dual(input), split_dual(weight), split_dual(bias)
-    short, grouped = x.numel() <= _SHORT, w.shape[1] != x.shape[1]
+    short, grouped = x.numel() <= SHORT, w.shape[1] != x.shape[1]
     if x.dim() != w.dim() or torch.is_autocast_enabled(x.device.type):
         return _apart(input, weight, bias, *args, **kwargs)
     if dx is not None and short:
@@ -137,7 +136,7 @@ def conv2ds(
     if (
         one
         and input.shape[1] <= _FEW
-        and input.numel() > _SHORT
+        and input.numel() > SHORT
         and _pair(stride) == (2, 2)
         and _pair(dilation) == (1, 1)
     ):
@@ -154,9 +153,9 @@ def _whole(input: Tensor, weight: Tensor) -> Tensor:
 def _in_blocks(input: Tensor, weights: Sequence[Tensor], pads: tuple[int, int]) -> list[Tensor]:
     """Compute a convolution of stride 2 as one of stride 1 on blocks of 2x2 pixels.
 
-    A block has all their channels, filled up with zeros to a number that the kernels for many channels take::
+    A block has all their channels, so that kernels for several channels take it::
 
-        3 channels, 224x224, 7x7, stride 2, padding 3       16 channels, 115x115, 4x4
+        3 channels, 224x224, 7x7, stride 2, padding 3       12 channels, 115x115, 4x4
     """
     kernel = [-(-k // 2) for k in weights[0].shape[2:]]
     outputs = [(n + 2 * p - k) // 2 + 1 for n, p, k in zip(input.shape[2:], pads, weights[0].shape[2:])]
@@ -170,8 +169,8 @@ def _in_blocks(input: Tensor, weights: Sequence[Tensor], pads: tuple[int, int]) 
 def _blocks(t: Tensor) -> Tensor:
     """Return blocks of 2x2 pixels, channels last in memory."""
     n, c, h, w = t.shape
-    blocks = t.reshape(n, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(n, h // 2, w // 2, 4 * c)
-    return F.pad(blocks, (0, -4 * c % _ALIGNED)).permute(0, 3, 1, 2)
+    blocks = t.reshape(n, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 3, 5, 1)
+    return blocks.reshape(n, h // 2, w // 2, 4 * c).permute(0, 3, 1, 2)
 
 
 _apart = convolution(conv2d)
