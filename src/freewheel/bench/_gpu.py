@@ -1,8 +1,8 @@
 """`freewheel bench gpu`: methods as CUDA graphs beside plain PyTorch and JAX on one GPU.
 
 Every contender trains the same network on the same batches, which are on the device already, with the same optimizer.
-Each case and kind has its own process: they compile at the same time, then they take turns, each alone on the GPU, and
-the medians over the turns count.
+Each case has a process for every kind of contender: they compile at the same time, then they take turns, each alone on
+the GPU, and the medians over the turns count.
 
     cuts       case 0   case 1   …                    measured one after the other
     build      case 0 | case 1 | …                    all at once
@@ -26,8 +26,8 @@ from freewheel.bench._gpu_process import Failed, Worker
 from freewheel.bench._machine import gpu_machine
 
 DEVICES = ("cuda", "cpu")
-TURNS = 2  # of each contender in a round
-SECONDS = 0.8  # of a turn, roughly
+TURNS = 5  # of each contender in a round
+SECONDS = 0.25  # of a turn, roughly
 LIMIT = 520.0  # seconds
 BUILDING = 0.6  # of the limit: what is not begun to be built by then is left out
 BUILT = 0.75  # of the limit: who is still building then is left out, so that the others have their turns
@@ -38,7 +38,7 @@ def gpu(
     *,
     cases: Sequence[str] = (),
     sweep: bool = False,
-    repeats: int = 2,
+    repeats: int = 1,
     limit: float = LIMIT,
     device: str = "cuda",
     log: Callable[[str], Any] = print,
@@ -48,7 +48,7 @@ def gpu(
     Args:
         cases: Names of cases; all by default.
         sweep: Whether to measure AsyncFGD over K and the batch size instead.
-        repeats: Rounds, in each of which every contender has two turns.
+        repeats: Rounds, in each of which every contender has five turns.
         limit: Seconds after which it ends with the results so far.
         device: `cuda`; or `cpu`, without CUDA graphs, to try it out.
         log: Called with a line of progress.
@@ -97,9 +97,8 @@ class _Rounds:
     def __init__(self, cases: Sequence[Case], device: str, deadline: float, log: Callable[[str], Any]) -> None:
         self.rows: dict[str, dict[str, Row]] = {case.name: {} for case in cases}
         self._deadline, self._log, self._started = deadline, log, time.monotonic()
-        self._workers: list[Worker] = []
-        for case in cases:
-            self._workers += [Worker(case, kind, device) for kind in case.kinds]
+        self._workers = [Worker(part, kind, device) for case in cases for kind, part in case.parts]
+        self._names: dict[Worker, list[str]] = {}
 
     def prepare(self) -> None:
         """Measure where to cut, one case after the other."""
@@ -111,6 +110,7 @@ class _Rounds:
                 self._tell(worker, names.error)
                 self._dismiss(worker)
             else:
+                self._names[worker] = names
                 for name in names:
                     self._row(worker, name)
                 self._tell(worker, f"{len(names)} contenders")
@@ -146,7 +146,7 @@ class _Rounds:
     def round(self, title: str) -> None:
         """Let every contender have its turns."""
         for worker in [*self._workers]:
-            for row in [row for row in self.rows[worker.case.name].values() if row.kind == worker.kind]:
+            for row in [self._row(worker, name) for name in self._names[worker]]:
                 if row.error is None and worker in self._workers:
                     worker.send("turns", row.name, TURNS, SECONDS)
                     answer = worker.receive(self._deadline)
@@ -173,8 +173,8 @@ class _Rounds:
         """Give up a worker whose process has ended."""
         if failed is None:
             return
-        for row in self.rows[worker.case.name].values():
-            if row.kind == worker.kind and row.error is None:
+        for row in [self._row(worker, name) for name in self._names[worker]]:
+            if row.error is None:
                 row.fail(*failed)
         self._tell(worker, failed.error)
         self._dismiss(worker)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 FORWARD = ("fgd", "asyncfgd")  # methods that are compared with forward mode, not with backpropagation
 
@@ -60,10 +60,12 @@ class Case:
         return f"{net}, batches of {self.batch}, {size}{epoch}"
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of its contenders."""
-        there = {"freewheel": self.ours, "PyTorch": self.peers, "JAX": self.jax}
-        return tuple(kind for kind, any_of_it in there.items() if any_of_it)
+    def parts(self) -> Sequence[tuple[str, Case]]:
+        """The kind of contenders of each process, and the case that it gets: compiled stages have one of their own."""
+        ours = [tuple(each for each in self.ours if each.compile == compiled) for compiled in (False, True)]
+        found = [("freewheel", replace(self, ours=part)) for part in ours if part]
+        there = {"PyTorch": self.peers, "JAX": self.jax}
+        return found + [(kind, self) for kind, any_of_it in there.items() if any_of_it]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,6 +85,8 @@ def _serve(connection: Connection, case: Case, kind: str, device: str) -> None:
     """Answer commands until the connection is closed."""
     os.setsid()  # Ctrl-C is for the caller
     team = Team(case, kind, device)
+    with suppress(Exception):  # `prepare` says why; here, all processes do it at once
+        importlib.import_module(KINDS[kind][0])
     with suppress(EOFError, ConnectionError):
         while True:
             verb, *arguments = connection.recv()

@@ -93,7 +93,7 @@ def bench_gpu(
     sweep: Annotated[
         bool, declare(OPTIONS, "", "Measure asyncfgd over K and the batch size instead, as the paper does.")
     ] = False,
-    repeats: Repeats = 2,
+    repeats: Repeats = 1,
     json: Json = None,
 ) -> int:
     """Compare methods on one GPU, as CUDA graphs and compiled, with PyTorch's and JAX's best.
