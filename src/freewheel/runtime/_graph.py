@@ -76,10 +76,11 @@ class Graphs(Runtime):
             script.do(torch.cuda.set_stream, launchers[stepper.interpreter.stage.index].stream)
             return stepper.advance()
 
-        base = Base.of(caller.device)
+        traced = run.spec.trace
+        base = None if traced is None else Base.of(caller.device)
 
         def tracer(stage: Stage) -> ScriptTracer | None:
-            return None if run.spec.trace is None else ScriptTracer(stage, run.spec.trace, script, base)
+            return None if traced is None or base is None else ScriptTracer(stage, traced, script, base)
 
         def distribute(batch: Batch) -> None:
             run.distribute(batch, local.channels)
