@@ -44,5 +44,7 @@ def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     with suppress(RuntimeError):
         other = torch.cuda.CUDAGraph()
         other.capture_begin(capture_error_mode="thread_local")
-        torch.zeros((), device="cuda")
-        other.capture_end()
+        try:
+            torch.zeros((), device="cuda")
+        finally:  # there may be no memory left for it
+            other.capture_end()
