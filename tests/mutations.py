@@ -497,6 +497,18 @@ MUTATIONS = [
     Mutation("arrays-may-be-written", "trainer/_guard.py", "result.flags.writeable = False", "pass"),
     Mutation("callbacks-may-register", "trainer/_guard.py", "if threading.get_ident() == self._thread", "if False"),
     Mutation("other-threads-are-guarded", "trainer/_guard.py", "threading.get_ident() == self._thread and ", ""),
+    Mutation(
+        "callbacks-may-set-step-sizes",
+        "stage/_groups.py",
+        'if (see := getattr(_local, "see", None)) is not None:',
+        "if see := None:",
+    ),
+    Mutation(
+        "callbacks-may-replace-states",
+        "trainer/_guard.py",
+        "if list(map(id, _parts_of(optimizer))) !=",
+        "if [] and [] !=",
+    ),
     Mutation("hidden-changes-pass", "trainer/_guard.py", "if call.refusal is not None:", "if False:"),
     Mutation("stand-ins-before-a-callback", "stage/_stand_ins.py", "found += list(_present.values())", "pass"),
     Mutation("stand-ins-beside-a-callback", "stage/_stand_ins.py", "found.append(stand_ins)", "pass"),

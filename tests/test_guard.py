@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from copy import deepcopy
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,56 @@ def test_a_change_is_refused_before_it_is_made(change: str, runtime: str, kind: 
     found = interrupted(call, words, kind, runtime, "bp")
     if runtime != "threads":  # where the stages go on meanwhile
         assert same_bits(found, interrupted(stop, "stopped", kind, runtime, "bp"))
+
+
+def new_state(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.load_state_dict(deepcopy(optimizer.state_dict()))
+
+
+def zeroed(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["momentum_buffer"].zero_()
+
+
+OPTIMIZER_CHANGES: dict[str, tuple[str, Callable[[torch.optim.Optimizer], Any]]] = {
+    "step size": ("would change lr of", lambda o: o.param_groups[0].__setitem__("lr", 0.5)),
+    "several": ("would change a setting of", lambda o: o.param_groups[0].update(momentum=0.5)),
+    "default": ("would change pace of", lambda o: o.param_groups[0].setdefault("pace", 1)),
+    "state in place": ("would change momentum_buffer of", zeroed),
+    "state": ("has changed the groups or the state of", new_state),
+    "group": ("has changed the groups or the state of", lambda o: o.param_groups.append(dict(o.param_groups[0]))),
+}
+
+
+@spread(change=OPTIMIZER_CHANGES, runtime=RUNTIMES, kind=["callbacks", "batch_callbacks"], least=18)
+def test_a_change_to_an_optimizer_is_refused(change: str, runtime: str, kind: str) -> None:
+    words, call = OPTIMIZER_CHANGES[change]
+    made = trainer(network(), "pipedream", runtime=runtime)
+    made.fit(batches(4))
+    with pytest.raises(ValueError, match=rf"^a callback {words} the optimizer of stages\[1\] while"):
+        made.fit(batches(4), epochs=3, **{kind: [lambda end: call(made.optimizers[1])]})  # pyright: ignore
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_optimizers_can_be_read_and_copied_by_callbacks_and_changed_between_fits(runtime: str) -> None:
+    def train(watch: bool) -> list[Tensor]:
+        stages, read = network(), []
+        make = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+        made = trainer(stages, "pipedream", runtime=runtime, optimizer=make)
+
+        def look(end: Any) -> None:
+            copied = [deepcopy(optimizer) for optimizer in made.optimizers]
+            copied[0].param_groups[0]["lr"] = 7.0
+            read.append([optimizer.param_groups[0]["lr"] for optimizer in made.optimizers])
+
+        for size in (0.1, 0.05):
+            for optimizer in made.optimizers:
+                optimizer.param_groups[0]["lr"] = size
+            made.fit(batches(4), epochs=2, callbacks=[look] if watch else [])
+        assert not watch or read == [[0.1, 0.1]] * 2 + [[0.05, 0.05]] * 2
+        return tensors(*stages)
+
+    assert same_bits(train(True), train(False))
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

@@ -10,6 +10,7 @@ from freewheel.stage._code import CompiledCode as CompiledCode, filled as filled
 from freewheel.stage._compiled import CompiledFunction as CompiledFunction
 from freewheel.stage._copies import copied as copied
 from freewheel.stage._gradients import NO_GRAPH as NO_GRAPH, add as add, align_gradient as align_gradient
+from freewheel.stage._groups import Group as Group, make_watchable as make_watchable, watched_groups as watched_groups
 from freewheel.stage._held import Held as Held, Holders as Holders
 from freewheel.stage._hooks import (
     check_no_hooks as check_no_hooks,

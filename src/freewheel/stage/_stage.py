@@ -17,6 +17,7 @@ from freewheel.stage._blueprint import Blueprint
 from freewheel.stage._compiled import CompiledFunction
 from freewheel.stage._copies import copied
 from freewheel.stage._gradients import add, align_gradient
+from freewheel.stage._groups import make_watchable
 from freewheel.stage._held import Holders
 from freewheel.stage._hooks import check_hooks, gradient_hooks, with_hooks
 from freewheel.stage._launch import Launcher
@@ -287,6 +288,7 @@ class Stage(ABC):
         load_tensors(self.module, state["module"])
         if self.optimizer:
             self.optimizer.load_state_dict(state["optimizer"])
+            make_watchable(self.optimizer)
         if self.scheduler:
             self.scheduler.load_state_dict(state["scheduler"])
         self.corrections.load(to_device(state["corrections"], self.device))

@@ -6,8 +6,10 @@ Weights and buffers are guarded before they are changed::
     weight.mul_(2), weight.data.zero_()      torch's dispatcher, which says what an operation writes to
     weight.data = x, weight.numpy()[0] = 1   torch's functions, before they are called
     layer.weight = nn.Parameter(x)           torch's hooks for registrations
+    optimizer.param_groups[0]["lr"] = 0.1    the groups
 
-All three see the thread of the callback alone: the stages go on learning in theirs. A setting is compared afterwards.
+All see the thread of the callback alone: the stages go on learning in theirs. A setting of a module, and what an
+optimizer has for groups and state, are compared afterwards.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch as dispatching
 
 from freewheel._trees import tensors_of
-from freewheel.stage import Stage, StandIns, noted_stand_ins, without_loss
+from freewheel.stage import Group, Stage, StandIns, make_watchable, noted_stand_ins, watched_groups, without_loss
 from freewheel.trainer._settings import Settings
 
 P = ParamSpec("P")
@@ -58,12 +60,22 @@ class Guard:
         self._stages = stages
         modules = [without_loss(stage.module) for stage in stages]
         self._settings = Settings(network, modules, loss) if enabled else None
+        self._optimizers = {f"stages[{s.index}]": s.optimizer for s in stages if enabled and s.optimizer is not None}
+        for optimizer in self._optimizers.values():
+            make_watchable(optimizer)
 
     @contextmanager
     def callbacks(self) -> Iterator[None]:
         """Refuse any change by callbacks inside the context."""
         with self._settings.untouched() if self._settings else nullcontext(), self.tensors("a callback"):
+            parts = [(where, optimizer, _parts_of(optimizer)) for where, optimizer in self._optimizers.items()]
             yield
+            for where, optimizer, before in parts:
+                if list(map(id, _parts_of(optimizer))) != list(map(id, before)):
+                    raise ValueError(
+                        f"a callback has changed the groups or the state of the optimizer of {where} while batches are "
+                        "under way: change them between two calls of fit"
+                    )
 
     def guarded(self, function: Callable[P, T], who: str) -> Callable[P, T]:
         """Return a function that may not change weights and buffers."""
@@ -87,6 +99,7 @@ class Guard:
             try:
                 with ExitStack() as watching:
                     call.watch_registrations(watching)
+                    watching.enter_context(watched_groups(partial(self._see, call)))
                     watching.enter_context(_Functions(call))
                     watching.enter_context(_writes_seen_by(call))
                     yield
@@ -95,6 +108,11 @@ class Guard:
                     raise
         if call.refusal is not None:  # also where it was caught, as `load_state_dict` does
             raise call.refusal
+
+    def _see(self, call: _Call, group: Group, setting: str) -> None:
+        for where, optimizer in self._optimizers.items():
+            if any(group is own for own in optimizer.param_groups):
+                call.refuse(f"{setting} of the optimizer of {where}")
 
     def _modules(self, settings: Settings) -> dict[nn.Module, str]:
         found = {module: name for name, module, _ in settings.modules}
@@ -106,7 +124,7 @@ class Guard:
     def _tensors(self, settings: Settings, found: Sequence[StandIns]) -> Iterator[tuple[str, Tensor]]:
         """Weights, what modules hold just now, and what stands in for it or has done so, by name."""
         names: dict[int, str] = {}
-        for name, tensor in (*settings.parameters, *self._held(settings)):
+        for name, tensor in (*settings.parameters, *self._held(settings), *self._of_optimizers()):
             if isinstance(tensor, Tensor):
                 names.setdefault(id(tensor), name)
                 yield name, tensor
@@ -114,6 +132,11 @@ class Guard:
             for tensor, original in zip(tensors, originals):
                 if id(original) in names:  # a callback may train another network
                     yield names[id(original)], tensor
+
+    def _of_optimizers(self) -> Iterator[tuple[str, Any]]:
+        for where, optimizer in self._optimizers.items():
+            for values in (*list(optimizer.state.values()), *optimizer.param_groups):
+                yield from ((f"{key} of the optimizer of {where}", value) for key, value in list(values.items()))
 
     def _held(self, settings: Settings) -> Iterator[tuple[str, Any]]:
         for module, name in self._modules(settings).items():
@@ -237,6 +260,11 @@ def _written_by(func: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
     arguments = [] if schema is None else schema.arguments
     found = [(i, each.name) for i, each in enumerate(arguments) if each.alias_info and each.alias_info.is_write]
     return tuple(i for i, _ in found), tuple(name for _, name in found)
+
+
+def _parts_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """What a callback may not replace."""
+    return [optimizer.state, optimizer.param_groups, *optimizer.param_groups]
 
 
 def _memory_of(tensor: Tensor) -> tuple[int, int]:
