@@ -229,6 +229,18 @@ def test_what_cannot_be_captured_is_refused_before_a_weight_changes(layer, words
 
 
 @needs_cuda
+def test_the_memory_of_graphs_is_given_back_after_a_fit():
+    made = trainer([nn.Linear(6, 2**12).cuda(), nn.Linear(2**12, 3).cuda()], "fdg", runtime="graph")
+    data = [(torch.randn(2**12, 6), torch.randint(3, (2**12,))) for _ in range(8)]
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    made.fit(data, epochs=2)
+    assert torch.cuda.max_memory_reserved() > before + (200 << 20)
+    assert torch.cuda.memory_reserved() < before + (60 << 20)
+
+
+@needs_cuda
 def test_sparse_gradients_are_not_captured():
     def stages():
         torch.manual_seed(0)

@@ -56,3 +56,10 @@ def test_the_allocator_leaves_a_capture_that_fails(words, left, monkeypatch):
     with pytest.raises(NotCapturedError, match=f"the forward cannot be captured .*{words or 'previous error'}"):
         capture()
     assert ended == [(3, (0, 7))]
+
+
+def test_a_capture_for_which_there_is_no_memory_says_so(monkeypatch):
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *_: None, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with pytest.raises(torch.OutOfMemoryError, match="tried"), recording(Broken(), (0, 7), "the forward"):
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")

@@ -57,7 +57,11 @@ class Graphs(Runtime):
     def run(self, run: Run) -> Outcome:
         """Run to the end, or to the cut at which `on_cut` asks to stop."""
         with torch.cuda.device(run.stages[0].device):  # streams choose it, and the caller gets its own back
-            return self._run(run)
+            try:
+                return self._run(run)
+            finally:
+                gc.collect()  # autograd's cycles
+                torch.cuda.empty_cache()  # the memory of the graphs, which a later capture could not take
 
     def _run(self, run: Run) -> Outcome:
         script = Script(slots_of(run.schedule))

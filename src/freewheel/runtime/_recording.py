@@ -18,6 +18,8 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Any, what: str) -> Iterator[Non
     try:
         with capturing(graph, pool):
             yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise NotCapturedError(
