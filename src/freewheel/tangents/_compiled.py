@@ -22,7 +22,7 @@ from freewheel.tangents._counters import count_together
 from freewheel.tangents._late_draws import draw_late
 
 # A GPU computes again what is cheaper than to write and read, as BatchNorm before pooling.
-_WIDE = {"realize_opcount_threshold": 300, "realize_reads_threshold": 12}
+_WIDE = {"realize_opcount_threshold": 300, "realize_reads_threshold": 12, "realize_acc_reads_threshold": 64}
 _UNSPLIT = {"split_reductions": False}  # for short kernels: one takes less time than two in turn
 
 DualFunction = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]

@@ -48,14 +48,13 @@ def max_pool2d(
     def each(t: Tensor, at: tuple[int, ...]) -> Tensor:
         return t[..., at[0] : at[0] + ends[0] : steps[0], at[1] : at[1] + ends[1] : steps[1]]
 
-    best = tangent = found = None
-    for at in product(range(size[0]), range(size[1])):
-        value, d, there = (each(t, at) for t in (values, tangents, inside))
-        if best is None or tangent is None or found is None:
-            best, tangent, found = value, d, there
-            continue
-        take = (value > best) | value.isnan() | (there & ~found)
-        best, tangent, found = torch.where(take, value, best), torch.where(take, d, tangent), found | there
-    assert best is not None
-    assert tangent is not None
+    taps = [tuple(each(t, at) for t in (values, tangents, inside)) for at in product(*map(range, size))]
+    best = taps[0][0]
+    for value, _, _ in taps[1:]:
+        best = torch.maximum(best, value)
+    tangent = torch.zeros_like(best)
+    for value, d, there in reversed(taps):  # the first one that is as large
+        tangent = torch.where((value == best) & there, d, tangent)
+    for value, d, _ in taps:  # the last NaN
+        tangent = torch.where(value.isnan(), d, tangent)
     return dual(best, tangent)
