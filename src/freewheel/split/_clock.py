@@ -26,6 +26,8 @@ def measured(step: Step, devices: set[torch.device]) -> list[Seconds]:
     On a GPU the step is replayed as a CUDA graph, if it can be: the time that Python takes to launch small kernels
     would hide that of the kernels.
     """
+    for device in devices:  # torch warns if the first backward of a GPU begins with a product of matrices
+        torch.ones((), device=device, requires_grad=True).exp().backward()
     if len(devices) == 1:
         with suppress(RuntimeError):
             return _replayed(step, next(iter(devices)))
