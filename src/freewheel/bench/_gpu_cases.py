@@ -117,6 +117,7 @@ CASES = (
             *graphed(("bp", 1), ("pipedream", 4), ("fdg", 4), ("fgd", 1), ("asyncfgd", 4)),
         ),
         peers=(*BP, *JVP),
+        steps=500,
     ),
     Case(
         name="resnet20-b128",
