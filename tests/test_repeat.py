@@ -15,6 +15,7 @@ import freewheel as fw
 from freewheel.recipes import LRSchedule
 from freewheel.runtime import RuntimeChoice, _auto
 from freewheel.runtime._capture import CapturingLauncher
+from freewheel.runtime._captured import FORMS, CapturedCalls
 from freewheel.runtime._fixed import NotCapturedError
 from freewheel.runtime._repeat import Script
 from rows import OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
@@ -404,3 +405,24 @@ def test_a_function_that_draws_other_numbers_in_every_call_is_said_to_be_slow():
     with pytest.warns(UserWarning, match="it draws other random numbers in every call") as said:
         trained("fgd", "graph", stages=with_last(Alternates()), epochs=1)
     assert len(said) == 1
+
+
+def test_a_scale_that_changes_with_the_epoch_is_captured_again(repeated):
+    """Graphs of earlier scales make room for those of later ones."""
+    method, counts = fw.AsyncFGD(scale=lambda epoch: 0.1 / (1 + epoch)), []
+    for epochs in (8, 9):
+        repeated.clear()
+        assert_same(*(trained(method, runtime, epochs=epochs) for runtime in BOTH))
+        counts.append(len(repeated))
+    assert counts[1] - counts[0] >= 10  # in the last epoch
+
+
+def test_as_many_forms_as_there_is_room_for_are_captured():
+    """More of them in an epoch are computed without graphs, and none is captured again and again."""
+    loader = [batch for size in range(4, 10) for batch in batches(6, size=size, small=size)]
+    captured = []
+    with pytest.MonkeyPatch.context() as patch:
+        add = CapturedCalls.add
+        patch.setattr(CapturedCalls, "add", lambda self, name, *rest: captured.append(name) or add(self, name, *rest))
+        assert_same(*(trained("pipedream", runtime, loader=loader, epochs=4) for runtime in BOTH))
+    assert captured.count("forward") == 3 * 3 * FORMS  # stages and slots

@@ -25,7 +25,7 @@ from torch import Tensor
 from freewheel._plain import is_plain
 from freewheel._trees import tensors_of
 from freewheel.plan import Unit
-from freewheel.runtime._captured import CapturedCall
+from freewheel.runtime._captured import CapturedCall, CapturedCalls
 from freewheel.runtime._channels import Channel
 from freewheel.runtime._drawing import DrawingLauncher
 from freewheel.runtime._drawn import Sources
@@ -37,7 +37,6 @@ from freewheel.runtime._warm_up import held_by, leaving_no_trace
 from freewheel.stage import NotYetError, Stage, has_state, repeat_lead
 
 T = TypeVar("T")
-FORMS = 4  # of batches that are captured; further ones are computed as on other runtimes
 
 
 class CapturingLauncher(DrawingLauncher):
@@ -63,7 +62,7 @@ class CapturingLauncher(DrawingLauncher):
         self._ordered = stage.schedule.waits_for_gradients  # a stage reads a slot before the one before it writes again
         self._fingerprint = fingerprint_of(stage)
         self._fetched = torch.cuda.Event()
-        self._calls: dict[tuple[str, int, int], list[CapturedCall]] = {}
+        self._calls = CapturedCalls(recorded)
         self._pools: dict[tuple[int, int], Any] = {}
         self._read: dict[int, torch.cuda.Event] = {}  # when all of a slot's input has been read
         self._last: dict[int, tuple[Form, ...]] = {}  # of the batch before, by micro-batch
@@ -89,9 +88,8 @@ class CapturingLauncher(DrawingLauncher):
         """Reject a stage that has been changed since its functions were captured."""
         if "forward" not in self._eager:
             self._fingerprint.check_same(fingerprint_of(self._stage), self._stage.index)
-        for calls in self._calls.values():
-            for call in calls:
-                call.check_unchanged(self._stage.index)
+        for call in self._calls:
+            call.check_unchanged(self._stage.index)
 
     def close(self) -> None:
         """Free all graphs and what they refer to, which is kept alive by autograd's cycles otherwise."""
@@ -112,10 +110,9 @@ class CapturingLauncher(DrawingLauncher):
             self._forwarded = unit[0]
             if self.next is not None and slot in self.next._read:
                 script.do(self.stream.wait_event, self.next._read[slot])
-        for call in self._calls.get((name, slot, unit[1]), ()):
-            if call.takes(arguments, fed):
-                self._feed(name, call, unit, fed)
-                break
+        call = self._calls.find(name, (slot, unit[1]), arguments, fed, self._stage.epoch)
+        if call is not None:
+            self._feed(name, call, unit, fed)
         else:
             script.break_off()
             call = self._captured(name, unit, function, arguments, fed)
@@ -169,26 +166,24 @@ class CapturingLauncher(DrawingLauncher):
         self, name: str, unit: Unit, function: Callable[..., T], arguments: Sequence[Any], fed: Sequence[Any]
     ) -> CapturedCall | None:
         """Capture a function if it can be, and pays; return None if not."""
-        calls = self._calls.setdefault((name, unit[0] % self._slots, unit[1]), [])
-        pays = name not in self._eager and self._may_capture(name, unit, arguments, fed)
-        if pays:
+        call, place = None, (unit[0] % self._slots, unit[1])
+        if name not in self._eager and self._may_capture(name, unit, arguments, fed):
             fixed = [FixedTree(tree, self._stage.device, recorded=tree in self.recorded) for tree in fed]
             try:
-                calls.append(self._capture(name, unit, function, arguments, fixed))
+                call = self._calls.add(name, place, self._capture(name, unit, function, arguments, fixed))
+                call.epoch = self._stage.epoch
             except NotYetError:  # an update: the optimizer makes a state first, or other tangents are drawn
-                pays = False
                 if name != "update":
                     self._give_up(name, "it draws other random numbers in every call")
             except NotCapturedError as error:
                 if self._strict or name == "backward":  # which may have freed its graph
                     raise
-                pays = False
                 self._give_up(name, str(error))
             self.caller.wait_stream(self.stream)
         self._updated = self._updated or name == "update"
         if name == "forward":
             self._last[unit[1]] = tuple(Form.of(tree) for tree in fed)
-        return calls[-1] if pays else None
+        return call
 
     def _give_up(self, name: str, reason: str) -> None:
         """Capture no more functions of this name, and say so."""
@@ -207,7 +202,7 @@ class CapturingLauncher(DrawingLauncher):
             return self._updated and dense and may_capture_updates(self._stage)
         if not all(map(is_dense, tensors_of(fed))):
             return False
-        if name == "forward" and len(self._calls["forward", unit[0] % self._slots, unit[1]]) == FORMS:
+        if name == "forward" and not self._calls.has_room((unit[0] % self._slots, unit[1]), self._stage.epoch):
             return False
         if name != "forward" or self._stage.index > 0:
             return True

@@ -1,20 +1,23 @@
-"""A captured function: a CUDA graph with its arguments and result."""
+"""Captured functions: CUDA graphs with their arguments and results."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from freewheel._plain import is_same
+from freewheel._plain import is_plain, is_same
 from freewheel.plan import Unit
 from freewheel.runtime._drawn import Sources
 from freewheel.runtime._fixed import StepSizes
-from freewheel.runtime._places import FixedTree, forms_of
+from freewheel.runtime._places import FixedTree, Recorded, forms_of
 from freewheel.runtime._repeat import Script
 from freewheel.stage import Stage
+
+FORMS = 4  # of batches that are captured; further ones are computed as on other runtimes
+Place = tuple[int, int]  # a slot, and the number of a micro-batch
 
 
 class CapturedCall:
@@ -34,6 +37,7 @@ class CapturedCall:
         self._held = held  # by the modules then: a graph refers to their memory
         self._sources, self._sizes, self.result = sources, sizes, result
         self.forms = forms_of(fed)
+        self.epoch = 0  # that it was used in
 
     def takes(self, arguments: Sequence[Any], fed: Sequence[Any]) -> bool:
         """Whether it computes the function of these arguments."""
@@ -44,6 +48,10 @@ class CapturedCall:
             if tree is not fixed.tree and not fixed.takes(tree):
                 return False
         return self._sizes is None or self._sizes.holds()
+
+    def uses(self, value: Any) -> bool:
+        """Whether it has this object for an argument."""
+        return any(value is each for each in self._arguments)
 
     def check_unchanged(self, stage: int) -> None:
         """Reject an optimizer whose state has been replaced."""
@@ -71,3 +79,55 @@ class CapturedCall:
 
     def _seed_again(self, stage: Stage, script: Script, ahead: int) -> None:
         self._sources.seed(stage, (script.batch + ahead, 0))
+
+
+class CapturedCalls:
+    """The captured functions of a stage.
+
+    Args:
+        recorded: The results of all stages.
+    """
+
+    def __init__(self, recorded: Recorded) -> None:
+        self._recorded = recorded
+        self._calls: dict[tuple[str, Place], list[CapturedCall]] = {}
+
+    def __iter__(self) -> Iterator[CapturedCall]:
+        return (call for calls in self._calls.values() for call in calls)
+
+    def add(self, name: str, place: Place, call: CapturedCall) -> CapturedCall:
+        """Add a captured function."""
+        self._calls.setdefault((name, place), []).append(call)
+        return call
+
+    def find(
+        self, name: str, place: Place, arguments: Sequence[Any], fed: Sequence[Any], epoch: int
+    ) -> CapturedCall | None:
+        """Return the captured function of these arguments, which is used in an epoch."""
+        for call in self._calls.get((name, place), ()):
+            if call.takes(arguments, fed):
+                call.epoch = epoch
+                return call
+        return None
+
+    def has_room(self, place: Place, epoch: int) -> bool:
+        """Whether another forward can be captured; one that has had no use for an epoch makes room.
+
+        A scale that changes with the epoch is a constant of a captured forward.
+        """
+        calls = self._calls.get(("forward", place), [])
+        if len(calls) < FORMS:
+            return True
+        oldest = min(calls, key=lambda call: call.epoch)
+        if oldest.epoch >= epoch - 1:
+            return False
+        calls.remove(oldest)
+        for part in (part for part in self._recorded.remove(oldest.result) if not is_plain(part)):
+            for (_, where), others in self._calls.items():
+                if where == place:
+                    others[:] = [call for call in others if not call.uses(part)]
+        return True
+
+    def clear(self) -> None:
+        """Free all graphs."""
+        self._calls.clear()

@@ -27,6 +27,14 @@ class Recorded:
             for child in value:
                 self.add(child)
 
+    def remove(self, value: Any) -> list[Any]:
+        """Forget a result; return it and all it consists of."""
+        found = [self._known.pop(id(value), value)]
+        if isinstance(value, (list, tuple)):
+            for child in value:
+                found += self.remove(child)
+        return found
+
     def clear(self) -> None:
         """Forget all."""
         self._known.clear()
