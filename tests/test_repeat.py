@@ -426,3 +426,26 @@ def test_as_many_forms_as_there_is_room_for_are_captured():
         patch.setattr(CapturedCalls, "add", lambda self, name, *rest: captured.append(name) or add(self, name, *rest))
         assert_same(*(trained("pipedream", runtime, loader=loader, epochs=4) for runtime in BOTH))
     assert captured.count("forward") == 3 * 3 * FORMS  # stages and slots
+
+
+def test_after_a_break_one_turn_of_known_calls_is_enough():
+    def launch(batch, call):
+        script.turn()
+        script.batch = batch
+        script.note(print, call)
+
+    script = Script(2)
+    for batch in range(5):
+        launch(batch, "ab"[batch % 2])
+        assert not script.regular or batch == 4
+    script.turn()  # batches 0 to 4 are past
+    assert script.regular
+    script.repeat(5)
+    script.repeat(6)
+    script.batch = 5
+    script.break_off()
+    for batch, call in ((6, "a"), (7, "x"), (8, "a"), (9, "b")):
+        launch(batch, call)
+        assert not script.regular, "a turn has not passed since something else was called"
+    script.turn()
+    assert script.regular

@@ -26,8 +26,8 @@ from freewheel.bench._gpu_process import Failed, Worker
 from freewheel.bench._machine import gpu_machine
 
 DEVICES = ("cuda", "cpu")
-TURNS = 5  # of each contender in a round
-SECONDS = 0.25  # of a turn, roughly
+TURNS = 3  # of each contender in a round
+SECONDS = 0.5  # of a turn, roughly
 LIMIT = 520.0  # seconds
 BUILDING = 0.6  # of the limit: what is not begun to be built by then is left out
 BUILT = 0.75  # of the limit: who is still building then is left out, so that the others have their turns
@@ -48,7 +48,7 @@ def gpu(
     Args:
         cases: Names of cases; all by default.
         sweep: Whether to measure AsyncFGD over K and the batch size instead.
-        repeats: Rounds, in each of which every contender has five turns.
+        repeats: Rounds, in each of which every contender has three turns.
         limit: Seconds after which it ends with the results so far.
         device: `cuda`; or `cpu`, without CUDA graphs, to try it out.
         log: Called with a line of progress.

@@ -49,7 +49,7 @@ class Case:
     ours: tuple[Ours, ...]
     peers: tuple[str, ...] = ()
     jax: bool = True
-    steps: int = 200
+    steps: int = 400
     images: int = 0
 
     @property
@@ -117,7 +117,7 @@ CASES = (
             *graphed(("bp", 1), ("pipedream", 4), ("fdg", 4), ("fgd", 1), ("asyncfgd", 4)),
         ),
         peers=(*BP, *JVP),
-        steps=500,
+        steps=2000,
     ),
     Case(
         name="resnet20-b128",

@@ -9,7 +9,8 @@
 In a regular run, all that Python decides for batch n it has decided for batch n - slots: which graphs are launched on
 which streams, and which events order them. A `Script` notes these calls; when every batch of a whole turn of the slots
 has had the calls of the one before, later turns make the same calls without asking the interpreter. The state of the
-run is then that of `slots` batches before, with all numbers of batches shifted.
+run is then that of `slots` batches before, with all numbers of batches shifted. After the end of an epoch, a turn with
+the calls that were repeated before is enough.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Script:
         self._calls: list[Call] = []  # for this batch
         self._past: deque[list[Call]] = deque()  # those of the last batches, of each slot
         self._equal = 0  # batches in a row that had the calls of the one before in their slot
+        self._known: dict[int, list[Call]] = {}  # that have been repeated, by slot
+        self._familiar = 0  # batches in a row that had these
 
     def do(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Call a function, and note that."""
@@ -52,26 +55,32 @@ class Script:
     def break_off(self) -> None:
         """Note that something is not repeatable."""
         self._calls.append((object, (object(),)))
-        self._equal = 0
+        self._equal = self._familiar = 0
 
     def turn(self) -> None:
         """End a batch: the next one is launched from now on."""
         before = self._past.popleft() if len(self._past) == self.slots else None
         self._equal = self._equal + 1 if before == self._calls else 0
+        self._familiar = self._familiar + 1 if self._known.get(self._slot) == self._calls else 0
         self._past.append(self._calls)
         self._calls = []
 
     @property
     def regular(self) -> bool:
-        """Whether every slot has had the same calls twice."""
-        return self._equal >= self.slots
+        """Whether every slot has had the same calls twice, or those that have been repeated before."""
+        return max(self._equal, self._familiar) >= self.slots
 
     def repeat(self, batch: int) -> None:
         """Launch the next batch as the one before in its slot."""
         self.batch = batch
         for function, arguments in self._past[0]:
             function(*arguments)
+        self._known[self._slot] = self._past[0]
         self._past.rotate(-1)
+
+    @property
+    def _slot(self) -> int:
+        return self.batch % self.slots
 
 
 class RepeatingFeed:
