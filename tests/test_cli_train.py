@@ -257,3 +257,13 @@ def test_how_busy_a_gpu_is_is_not_told(monkeypatch):
     *_, busy, first, last = next(line.split() for line in table.splitlines() if line.split()[:1] == ["1"])
     assert (busy, last) == ("-", "0.0")
     assert float(first) > 0
+
+
+@pytest.mark.parametrize("name", ["run-dir", "save-to", "data", "method", "option"])
+def test_an_empty_value_is_refused(name, tmp_path, monkeypatch):
+    """As that of a variable of the shell that is not set; an empty path would be the present folder."""
+    monkeypatch.chdir(tmp_path)
+    result = freewheel("train", f"--{name}", "")
+    assert result.exit_code == 2
+    assert result.stderr.strip() == f"error: --{name} is empty: give a value, or leave it out"
+    assert not list(tmp_path.iterdir())

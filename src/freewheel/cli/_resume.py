@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cyclopts import App, ArgumentCollection, Token
+from cyclopts import UNSET, App, ArgumentCollection, Token
 
 from freewheel.checkpoint import find, finished
 from freewheel.cli._config import NAME, PATHS, is_unchanged, merge, read_config
@@ -30,6 +30,9 @@ def fill_in(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) 
     What neither says is that of the recipe, if there is one.
     """
     by_name = {argument.field_info.name: argument for argument in arguments if argument.keys}
+    for name, argument in by_name.items():
+        if any(token.value == "" and token.implicit_value is UNSET for token in argument.tokens):
+            raise ValueError(f"{flag(name)} is empty: give a value, or leave it out")
     typed: dict[str, Any] = {name: argument.convert() for name, argument in by_name.items() if argument.tokens}
     if "resume" in typed:
         stored = options_of_run(typed["resume"], typed)
