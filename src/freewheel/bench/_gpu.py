@@ -27,7 +27,7 @@ from freewheel.bench._machine import gpu_machine
 
 DEVICES = ("cuda", "cpu")
 TURNS = 3  # of each contender in a round
-SECONDS = 0.5  # of a turn, roughly
+SECONDS = 0.35  # of a turn, roughly
 LIMIT = 520.0  # seconds
 BUILDING = 0.6  # of the limit: what is not begun to be built by then is left out
 BUILT = 0.75  # of the limit: who is still building then is left out, so that the others have their turns
