@@ -140,6 +140,14 @@ def test_a_change_to_an_optimizer_is_refused(change: str, runtime: str, kind: st
         made.fit(batches(4), epochs=3, **{kind: [lambda end: call(made.optimizers[1])]})  # pyright: ignore
 
 
+def test_a_group_that_is_referred_to_stays_that_of_the_optimizer() -> None:
+    made = trainer(network(), "pipedream")
+    before = [group for optimizer in made.optimizers for group in optimizer.param_groups]
+    made.fit(batches(4), callbacks=[lambda end: None])
+    after = [group for optimizer in made.optimizers for group in optimizer.param_groups]
+    assert [id(group) for group in before] == [id(group) for group in after]
+
+
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_optimizers_can_be_read_and_copied_by_callbacks_and_changed_between_fits(runtime: str) -> None:
     def train(watch: bool) -> list[Tensor]:

@@ -16,6 +16,7 @@ from freewheel._errors import check_callable, of_type
 from freewheel.corrections import Correction
 from freewheel.plan import Schedule
 from freewheel.stage._code import CompiledCode
+from freewheel.stage._groups import make_watchable
 from freewheel.stage._hooks import gradient_hooks, with_hooks
 from freewheel.stage._trees import homes
 
@@ -102,6 +103,7 @@ class Blueprint:
             if torch.is_tensor(group.get("lr")):  # a scheduler changes it in place, and each stage has a scheduler
                 group["lr"] = group["lr"].clone()
         optimizer = _vectorized(optimizer, compiled=self.options.config.compile)
+        make_watchable(optimizer)  # before anyone refers to its groups
         return optimizer, None if self.scheduler is None else self.scheduler(optimizer)
 
     def check_picklable(self) -> None:
