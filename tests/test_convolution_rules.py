@@ -91,3 +91,18 @@ def test_values_and_tangents_are_those_of_torch(rule, has, size, options, short,
             assert found.tangent is None
     finally:
         leave_level()
+
+
+def test_autocast_is_left_to_torch() -> None:
+    """The bias is added in the type of the product."""
+    x, w, b = (t.float() for t in (drawn(2, 3, 5, 5), drawn(4, 3, 3, 3), drawn(4)))
+    enter_level()
+    try:
+        with torch.autocast("cpu", torch.float16):
+            out = unpack_dual(joint_conv2d(x, dual(w, w), dual(b, b), 1, 1))
+            plain = F.conv2d(x, w, b, 1, 1)
+        assert out.primal.dtype is out.tangent.dtype is plain.dtype is torch.float16
+        assert torch.equal(out.primal, plain)
+        assert torch.equal(out.tangent, plain)
+    finally:
+        leave_level()

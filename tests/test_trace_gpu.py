@@ -10,7 +10,7 @@ import torch
 import freewheel as fw
 from freewheel.plan import Plan
 from freewheel.runtime._repeat import Script
-from freewheel.trace import Base, StreamTracer, _stream
+from freewheel.trace import StreamTracer, TimeBase, _stream
 from freewheel.trace._recording import Row
 from report_runs import GPU
 from rows import OPTIMIZERS, ROWS, batches, network, same_bits, tensors, trainer
@@ -79,7 +79,7 @@ def test_events_of_a_gpu_are_measured_from_near_ones():
         def synchronize(self):
             pass
 
-    base = Base(Event(0.0), 50.0)
+    base = TimeBase(Event(0.0), 50.0)
     for stage in range(2):
         tracer = StreamTracer(stage, 0, range(10_000), base)
         moments = [0.6123457 * n for n in range(6001)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -333,9 +334,72 @@ def loop_edited(case: Case) -> None:
             optimizer.step()
 
 
+def clamp(case: Case) -> None:
+    with torch.no_grad():
+        for module in case.trained:
+            for p in module.parameters():
+                p.clamp_(-0.2, 0.2)
+
+
+def clamped_between(trainer: fw.Trainer, case: Case) -> None:
+    trainer.fit(case.batches)
+    clamp(case)
+    trainer.fit(case.batches)
+
+
+def loop_clamped_between(case: Case) -> None:
+    optimizer = optimizer_of(case)
+    steps(case, optimizer)
+    clamp(case)
+    steps(case, optimizer)
+
+
+def slow_down(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01
+        group["momentum"] = 0.5
+
+
+def slower_after(trainer: fw.Trainer, case: Case) -> None:
+    trainer.fit(case.batches, callbacks=[lambda end: None])
+    for optimizer in trainer.optimizers:
+        slow_down(optimizer)
+    trainer.fit(case.batches)
+
+
+def loop_slower(case: Case) -> None:
+    optimizer = optimizer_of(case)
+    steps(case, optimizer)
+    slow_down(optimizer)
+    steps(case, optimizer)
+
+
+class Turned(nn.Module):
+    """A layer that stores its weight by columns, so that its gradient is not laid out as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 8) / 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight.t().contiguous())
+
+
+def turned() -> Case:
+    return Case(seeded(Turned, middle, last), vectors(), optimizer=partial(torch.optim.SGD, lr=0.05, fused=True))
+
+
 RACE = refuse("with async-lu", "async-lu")
 STATELESS = tuple(name for name in METHODS if name != "pipemare")  # its corrections have a state for each weight
 HABITS = [
+    Habit("weights clamped between two fits", three, fit=clamped_between, plain=loop_clamped_between),
+    Habit(
+        "settings of optimizers changed between two fits",
+        three,
+        fit=slower_after,
+        plain=loop_slower,
+    ),
+    Habit("a fused optimizer, and a weight by columns", turned, refused=refuse("feedback supports", "fa", "dfa")),
     Habit("eval mode between two fits", statistics, fit=evaluated_between, plain=loop_evaluated_between),
     Habit("a frozen BatchNorm in eval mode", frozen_norm, plain=loop_in_these_modes),
     Habit(

@@ -202,7 +202,7 @@ class CapturingLauncher(DrawingLauncher):
             return self._updated and dense and may_capture_updates(self._stage)
         if not all(map(is_dense, tensors_of(fed))):
             return False
-        if name == "forward" and not self._calls.has_room((unit[0] % self._slots, unit[1]), self._stage.epoch):
+        if name == "forward" and not self._calls.make_room((unit[0] % self._slots, unit[1]), self._stage.epoch):
             return False
         if name != "forward" or self._stage.index > 0:
             return True

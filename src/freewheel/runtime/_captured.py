@@ -110,8 +110,8 @@ class CapturedCalls:
                 return call
         return None
 
-    def has_room(self, place: Place, epoch: int) -> bool:
-        """Whether another forward can be captured; one that has had no use for an epoch makes room.
+    def make_room(self, place: Place, epoch: int) -> bool:
+        """Forget a forward that has had no use for an epoch, if there are too many; return whether there is room.
 
         A scale that changes with the epoch is a constant of a captured forward.
         """

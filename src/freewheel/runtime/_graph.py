@@ -29,11 +29,10 @@ from freewheel.runtime._repeat import RepeatingFeed, Script
 from freewheel.runtime._run import Cut, LocalRun, Outcome, Run
 from freewheel.runtime._runtime import Runtime
 from freewheel.runtime._simulate import Stepper, take_turns
-from freewheel.runtime._traced_script import ScriptTracer
+from freewheel.runtime._traced_script import tracers
 from freewheel.runtime._wiring import input_name
 from freewheel.runtime._world import Wire
-from freewheel.stage import Blueprint, Launcher, Stage
-from freewheel.trace import Base
+from freewheel.stage import Blueprint, Launcher
 
 
 class Graphs(Runtime):
@@ -80,12 +79,6 @@ class Graphs(Runtime):
             script.do(torch.cuda.set_stream, launchers[stepper.interpreter.stage.index].stream)
             return stepper.advance()
 
-        traced = run.spec.trace
-        base = None if traced is None else Base.of(caller.device)
-
-        def tracer(stage: Stage) -> ScriptTracer | None:
-            return None if traced is None or base is None else ScriptTracer(stage, traced, script, base)
-
         def distribute(batch: Batch) -> None:
             run.distribute(batch, local.channels)
 
@@ -112,7 +105,7 @@ class Graphs(Runtime):
         feed = RepeatingFeed(run.feed, script, begin, torch.cuda.set_stream, distribute, skip, enabled=may_repeat(run))
         try:
             with run.begun() as stages, intra_op_threads(run.threads):
-                local = LocalRun(run, stages, channel, feed, tracer)
+                local = LocalRun(run, stages, channel, feed, tracers(script, run.spec.trace, caller.device))
                 for launcher, interpreter in zip(launchers, local.interpreters):
                     arrivals = interpreter.arrivals
                     launcher.connect(arrivals.inputs, arrivals.targets, interpreter.add_loss)

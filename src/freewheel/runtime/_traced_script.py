@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
 
 from freewheel.runtime._repeat import Script
 from freewheel.stage import Stage
-from freewheel.trace import Base, StreamTracer
+from freewheel.trace import StreamTracer, TimeBase
 
 
 class ScriptTracer(StreamTracer):
@@ -20,7 +22,7 @@ class ScriptTracer(StreamTracer):
         base: What the times of all stages are measured from.
     """
 
-    def __init__(self, stage: Stage, batches: range, script: Script, base: Base) -> None:
+    def __init__(self, stage: Stage, batches: range, script: Script, base: TimeBase) -> None:
         super().__init__(stage.index, stage.replica, batches, base)
         self._script = script
 
@@ -40,3 +42,11 @@ class ScriptTracer(StreamTracer):
     def _begin(self, name: str, ahead: int, micro: int, gap: Any) -> None:
         batch = self._script.batch + ahead
         super().begin(name, batch, micro, None if gap is None else batch + self.skipped - gap)
+
+
+def tracers(script: Script, batches: range | None, device: torch.device) -> Callable[[Stage], ScriptTracer | None]:
+    """Return what makes the tracer of a stage, if batches are traced; the times of all are measured from one event."""
+    if batches is None:
+        return lambda stage: None
+    base = TimeBase.of(device)
+    return lambda stage: ScriptTracer(stage, batches, script, base)

@@ -54,7 +54,7 @@ def joint_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, *arg
     (x, dx), (w, dw), (b, db) = split_dual(input), split_dual(weight), split_dual(bias)
     short, grouped = x.numel() <= SHORT, w.shape[1] != x.shape[1]
     if x.dim() != w.dim() or torch.is_autocast_enabled(x.device.type):
-        return _apart(input, weight, bias, *args, **kwargs)
+        return _plain(input, weight, bias, *args, **kwargs)
     if dx is not None and short:
         (both,) = conv2ds(torch.cat([x, dx]), [w], *args, **kwargs)
         y, dy = both.split(len(x))
@@ -125,7 +125,7 @@ def conv2ds(
     Elements of the kernel that meet nothing but padding are left out. A large input of few channels is rearranged once,
     for all weights.
     """
-    if isinstance(padding, str) or input.dim() != 4:
+    if isinstance(padding, str):
         return [F.conv2d(input, w, None, stride, padding, dilation, groups) for w in weights]
     sizes = input.shape[2:], weights[0].shape[2:], _pair(stride), _pair(padding), _pair(dilation)
     down, across = (taps(*each) for each in zip(*sizes))
@@ -173,4 +173,4 @@ def _blocks(t: Tensor) -> Tensor:
     return blocks.reshape(n, h // 2, w // 2, 4 * c).permute(0, 3, 1, 2)
 
 
-_apart = convolution(conv2d)
+_apart, _plain = convolution(conv2d), convolution(F.conv2d)

@@ -13,14 +13,14 @@ from freewheel.trace._tracer import HostTracer, Tracer
 NEAR = 1.0  # seconds: the time between two events is a 32-bit float, and exact enough up to here
 
 
-class Base(NamedTuple):
+class TimeBase(NamedTuple):
     """An event of a GPU from which others are measured, and when it happened by the clock of the host."""
 
     event: Any
     time: float
 
     @classmethod
-    def of(cls, device: torch.device) -> Base:
+    def of(cls, device: torch.device) -> TimeBase:
         """An event that happens now. The host learns of it a little late, so times of two bases differ by some µs."""
         event = torch.cuda.Event(enable_timing=True)
         with torch.cuda.device(device):
@@ -42,7 +42,7 @@ class StreamTracer(HostTracer):
         base: What times are measured from; others may measure from it, too.
     """
 
-    def __init__(self, stage: int, replica: int, batches: range, base: Base) -> None:
+    def __init__(self, stage: int, replica: int, batches: range, base: TimeBase) -> None:
         super().__init__(stage, replica, batches)
         self._base = base
         self._spare: list[Any] = []
@@ -67,7 +67,7 @@ class StreamTracer(HostTracer):
         """The time of an event, whose successors are measured from it once it is far from the base."""
         moment = self._base.time + self._base.event.elapsed_time(event) / 1e3
         if moment - self._base.time > NEAR:
-            self._base = Base(event, moment)
+            self._base = TimeBase(event, moment)
         else:
             self._spare.append(event)
         return moment
@@ -83,5 +83,5 @@ def tracer_for(stage: int, replica: int, device: torch.device, batches: range | 
     if batches is None:
         return Tracer()
     if device.type == "cuda":
-        return StreamTracer(stage, replica, batches, Base.of(device))
+        return StreamTracer(stage, replica, batches, TimeBase.of(device))
     return HostTracer(stage, replica, batches)
